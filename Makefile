@@ -1,0 +1,43 @@
+# Every target works in a fresh clone: the virtual environment is made once, and again when its inputs change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SENTENCE ?= A gripping, beautifully acted film, and a moving one.
+
+.PHONY: install demo test lint format bench soundness clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or later is needed (make PYTHON=...)")'
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: install
+	@mkdir -p out
+	@$(BIN)/buffet certify "$(SENTENCE)" --html out/demo.html
+	@echo "Open out/demo.html in a browser."
+
+# One thread per worker: the tensors of the tests are small, and workers must not fight over the cores.
+test: install
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: install
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: install
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: install
+	@$(BIN)/buffet bench
+
+soundness: install
+	@$(BIN)/buffet soundness
+
+clean:
+	rm -rf $(VENV) out .pytest_cache .ruff_cache .mypy_cache .hypothesis
