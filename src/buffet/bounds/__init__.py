@@ -1,0 +1,11 @@
+"""The engine: from a program and a region to lower bounds of the margins.
+
+functions      the scalar functions, one table
+relaxations    function on an interval → lines above and below
+products       planes of x·y and the choice of alpha
+softmax        softmax as operations the others know
+intervals      interval arithmetic of every operation
+linear         what a (relaxed) operation does to linear bounds, backwards and forwards
+substitution   rows of a node → linear forms of the input
+propagation    the walks over the graph: interval, forward, baf, backward
+"""
