@@ -1,0 +1,384 @@
+"""Gradient attacks: points of a region that the network answers differently.
+
+Steps are taken in float32; whatever is reported was evaluated again in float32 *and* float64, and counts as
+a success only if the margin ``logit[label] − max_other logit`` is strictly negative in both. A success is a
+counterexample; a failure proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from buffet.errors import BuffetError
+from buffet.program import Program
+from buffet.regions import CandidateSet, LpBall, Region
+from buffet.regions.norms import lp_norm
+
+# Tasks are attacked in groups of about this many numbers in all values of the graph (float32: 0.5 GB).
+GROUP_NUMBERS = 2**27
+# The approach to the boundary ends after this many steps that bring no task closer by 0.05 %.
+PATIENCE = 6
+# Sizes are kept in the range of float32.
+LARGEST = 1e30
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """How hard to try. The same settings give the same result."""
+
+    steps: int = 40  # gradient steps of every restart
+    restarts: int = 4  # starting points; the first is the clean input, the others are random
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.restarts < 1:
+            raise BuffetError(
+                f"attack: steps {self.steps} and restarts {self.restarts} must both be at least 1"
+            )
+
+
+DEFAULT = AttackSettings()
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """The best point found in every task; all tensors float64."""
+
+    success: Bool[Tensor, "tasks"]
+    margin: Float[Tensor, "tasks"]
+    deltas: Float[Tensor, "tasks moved width"]
+    points: Float[Tensor, "tasks tokens width"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Target:
+    """The network under attack in both precisions."""
+
+    single: Program
+    double: Program
+    label: int
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, program: Program, label: int, mask: Tensor | None) -> _Target:
+        return cls(program.to(torch.float32), program.to(torch.float64), label, mask)
+
+    def margin(self, region: Region, delta: Tensor) -> Tensor:
+        """``logit[label] − max_other logit`` in the precision of `delta`."""
+        x = region.points(delta)
+        mask = None if self.mask is None else self.mask.expand(x.shape[:-1])
+        logits = (self.double if x.dtype == torch.float64 else self.single).evaluate(x, mask)
+        others = torch.cat([logits[..., : self.label], logits[..., self.label + 1 :]], -1)
+        return logits[..., self.label] - others.amax(-1)
+
+    def gradient(self, region: Region, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The margin and its gradient; entries that overflow are 0."""
+        with torch.enable_grad():
+            delta = delta.detach().requires_grad_()
+            margin = self.margin(region, delta)
+            (slope,) = torch.autograd.grad(margin.sum(), delta)
+        return margin.detach(), slope.nan_to_num(0.0, 0.0, 0.0)
+
+    def flipped(self, region: Region, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the float64 point `delta` flips the answer in both precisions, and its float64 margin."""
+        with torch.no_grad():
+            margin = self.margin(region, delta)
+            return (margin < 0) & (self.margin(region, delta.float()) < 0), margin
+
+
+def attack(
+    program: Program,
+    region: Region,
+    label: int,
+    settings: AttackSettings = DEFAULT,
+    *,
+    mask: Bool[Tensor, "tokens"] | None = None,
+) -> Attack:
+    """Look in every task of `region` for a point that is not classified as `label`.
+
+    Frank–Wolfe steps ``δ ← δ + η (argmin_{δ'} ∇margin·δ' − δ)`` with η falling from 1: the exact linear
+    minimiser of the region suits every norm. Finite candidate sets also get all single substitutions in turn.
+    Stops as soon as every task has a confirmed success.
+    """
+    target, generator = _Target.of(program, label, mask), torch.Generator().manual_seed(settings.seed)
+    found = []
+    for tasks in _groups(program, region, settings):
+        part = region.select(tasks)
+        delta = _descend(target, part, settings, generator)
+        if isinstance(part, CandidateSet):
+            delta = _substitute(target, part, delta, settings.steps)
+        found.append(part.project(delta.double()))
+    return _judged(target, region, torch.cat(found))
+
+
+def nearest_attack(
+    program: Program,
+    region: LpBall,
+    label: int,
+    settings: AttackSettings = DEFAULT,
+    upper: float | None = None,
+    *,
+    mask: Bool[Tensor, "tokens"] | None = None,
+) -> Attack:
+    """For every task the smallest counterexample found; where there is none, the unmoved input (no success).
+
+    The size of `region`, if any, is ignored; nothing larger than `upper` is accepted.
+    """
+    target, generator = _Target.of(program, label, mask), torch.Generator().manual_seed(settings.seed)
+    limit = math.inf if upper is None else float(upper)
+    still = _still(region)
+    if bool(target.flipped(region, still)[0].all()):
+        return _judged(target, region, still)
+    found = []
+    for tasks in _groups(program, region, settings):
+        part = region.select(tasks)
+        delta = _nearest(target, part, settings, limit, generator)
+        lost = delta.isnan().any(-1).any(-1)
+        if bool(lost.any()):
+            delta[lost] = _widen(target, part.select(lost), settings, limit, generator)
+        delta = _tighten(target, part, delta)
+        found.append(_polish(target, part, settings, delta, generator))
+    delta = torch.cat(found)
+    kept = _size(region, delta) <= limit
+    return _judged(target, region, torch.where(kept[:, None, None], delta, 0.0))
+
+
+def attacked_radius(
+    program: Program,
+    region: LpBall,
+    label: int,
+    settings: AttackSettings = DEFAULT,
+    upper: float | None = None,
+    *,
+    mask: Bool[Tensor, "tokens"] | None = None,
+) -> Float[Tensor, "tasks"]:
+    """For every task the size of the smallest counterexample found, rounded up (inf: none found).
+
+    The number is ``max_d ‖δ_d‖_p`` of a δ that was seen to flip the answer (see `nearest_attack`), so the
+    ball of that size is surely not robust. It is 0 if the clean input is not classified as `label`.
+    """
+    found = nearest_attack(program, region, label, settings, upper, mask=mask)
+    size = _size(region, found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)
+    return torch.where(found.success, size, math.inf)
+
+
+def first_order_radius(
+    program: Program,
+    region: LpBall,
+    label: int,
+    *,
+    mask: Bool[Tensor, "tokens"] | None = None,
+) -> Float[Tensor, "tasks"]:
+    """The size at which the linearised margin vanishes, ``margin / Σ_d ‖∇_d‖_q``: a guess, not a bound.
+
+    It is 0 for a misclassified input and inf where the gradient vanishes.
+    """
+    target = _Target.of(program, label, mask)
+    margin, slope = target.gradient(region, _still(region))
+    return torch.where(margin > 0, margin / _dual(region, slope), 0.0)
+
+
+def _descend(target: _Target, region: Region, settings: AttackSettings, generator: torch.Generator) -> Tensor:
+    """The float32 δ of smallest margin among all steps and restarts, for every task."""
+    delta = region.project(region.sample(settings.restarts, generator).float())
+    best, lowest = delta.clone(), torch.full(delta.shape[:2], math.inf, device=delta.device)
+    for step in range(settings.steps + 1):
+        margin, slope = target.gradient(region, delta)
+        better = margin < lowest
+        lowest = torch.where(better, margin, lowest)
+        best = torch.where(better[..., None, None], delta, best)
+        winner = _per_task(best, lowest)
+        if bool((lowest.amin(0) < 0).all()):
+            flipped, _ = target.flipped(region, region.project(winner.double()))
+            if bool(flipped.all()):
+                break
+        corner = region.extreme(slope)
+        if isinstance(region, CandidateSet):
+            delta = corner
+        else:
+            delta = region.project(delta + _decay(step, settings.steps, 1.0, 0.02) * (corner - delta))
+    return winner
+
+
+def _substitute(target: _Target, region: CandidateSet, delta: Tensor, passes: int) -> Tensor:
+    """Greedy search: change one word at a time to the choice that lowers the margin most.
+
+    Starts from the unchanged sentence and from `delta`; ends when nothing improves or all tasks flipped.
+    """
+    winners, margins = [], []
+    for current in (torch.zeros_like(delta), delta):
+        lowest = _margins(target, region, current[None])[0]
+        for _ in range(passes):
+            if bool((lowest < 0).all()):
+                break
+            trials = _single_changes(region, current)
+            value = _margins(target, region, trials)
+            value = torch.where(region.contains(trials), value, math.inf)
+            better = value.amin(0) < lowest
+            if not bool(better.any()):
+                break
+            lowest = torch.where(better, value.amin(0), lowest)
+            current = torch.where(better[:, None, None], _per_task(trials, value), current)
+        winners.append(current)
+        margins.append(lowest)
+    return _per_task(torch.stack(winners), torch.stack(margins))
+
+
+def _single_changes(region: CandidateSet, delta: Tensor) -> Tensor:
+    """Every δ that differs from `delta` in one word: (words · choices) × tasks × moved × width."""
+    words, choices = region.offsets.shape[1:3]
+    trials = delta.expand(words, choices, *delta.shape).clone()
+    for word in range(words):
+        trials[word, :, :, word] = region.offsets[:, word].transpose(0, 1).to(delta.dtype)
+    return trials.flatten(0, 1)
+
+
+def _margins(target: _Target, region: Region, delta: Tensor) -> Tensor:
+    """Margins without gradients, a few starts at a time."""
+    size = max(1, 256 // region.tasks)
+    with torch.no_grad():
+        return torch.cat([target.margin(region, part) for part in delta.split(size)])
+
+
+def _nearest(
+    target: _Target, region: LpBall, settings: AttackSettings, limit: float, generator: torch.Generator
+) -> Tensor:
+    """Approach the nearest point of the decision boundary; float64 δ per task, NaN where none flipped.
+
+    At δ with margin m and gradient g the linearised margin vanishes in the ball of size
+    ``ε = (m − g·δ) / Σ_d ‖g_d‖_q``, at its linear minimiser. Every step goes a fraction η towards that point
+    (the Hasofer–Lind iteration for any norm), ε overshooting a little so that the boundary is crossed.
+    """
+    restarts, tasks = settings.restarts, region.tasks
+    many = region.select(torch.arange(tasks).repeat(restarts))
+    start = torch.zeros(*region.moved.shape, region.width, device=region.center.device)
+    margin, slope = target.gradient(region, start)
+    guess = (
+        (margin.double().clamp(min=0) / _dual(region, slope)).nan_to_num(0.0, 1.0).clamp(max=min(limit, 1e30))
+    )
+    delta = region.with_eps(guess).sample(restarts, generator).float().flatten(0, 1)
+    eps, best = guess.repeat(restarts), torch.full_like(delta, math.nan)
+    smallest = torch.full_like(eps, math.inf)
+    overshoot = torch.full_like(eps, 1.001)
+    # Long steps converge fast, short ones do not oscillate: the restarts share them out.
+    first = torch.linspace(0.5, 0.25, restarts, device=eps.device).repeat_interleave(tasks)[:, None, None]
+    before, idle = torch.full_like(eps, math.inf), 0
+    for step in range(settings.steps + 1):
+        margin, slope = target.gradient(many, delta)
+        size = _size(region, delta)
+        closer = (margin < 0) & (size < smallest) & (size <= limit)
+        smallest = torch.where(closer, size, smallest)
+        best = torch.where(closer[:, None, None], delta, best)
+        found = smallest.reshape(restarts, tasks).amin(0).repeat(restarts)
+        idle = 0 if bool((found.isinf() | (found < 0.9995 * before)).any()) else idle + 1
+        before = found if idle == 0 else before
+        if idle == PATIENCE:
+            break
+        # A trajectory that oscillates in front of the boundary is pushed harder until it crosses.
+        overshoot = torch.where(found.isinf() & (step > 8), overshoot * 1.05, 1.001)
+        aim = overshoot * (margin.double() - (slope * delta).double().sum((1, 2))) / _dual(region, slope)
+        growth = 2 * torch.maximum(eps, size)
+        eps = torch.minimum(torch.minimum(aim.nan_to_num(0.0).clamp(min=0), growth), found.clamp(max=limit))
+        corner = many.with_eps(eps.clamp(max=LARGEST)).extreme(slope)
+        delta = delta + first * _decay(step, settings.steps, 1.0, 0.2) * (corner - delta)
+    split = (restarts, tasks)
+    return _per_task(best.unflatten(0, split), smallest.reshape(split)).double()
+
+
+def _widen(
+    target: _Target, region: LpBall, settings: AttackSettings, limit: float, generator: torch.Generator
+) -> Tensor:
+    """Attacks in larger and larger balls, where the direct approach failed; NaN where none flips."""
+    delta = _still(region) * math.nan
+    quick = replace(settings, steps=min(settings.steps, 10))
+    sizes = [_scale(region) * 4.0**power for power in range(-4, 5)]
+    for size in [*(s for s in sizes if s < limit), *([limit] if limit < sizes[-1] else [])]:
+        lost = delta.isnan().any(-1).any(-1)
+        if not bool(lost.any()):
+            break
+        part = region.select(lost).with_eps(size)
+        found = part.project(_descend(target, part, quick, generator).double())
+        flipped, _ = target.flipped(part, found)
+        delta[lost] = torch.where(flipped[:, None, None], found, math.nan)
+    return delta
+
+
+def _tighten(target: _Target, region: LpBall, delta: Tensor) -> Tensor:
+    """Shrink every δ along its ray as far as it still flips the answer; NaN where it does not."""
+    # Float64 may put the boundary a hair further out than float32 did.
+    stretch = torch.tensor([1.0, 1.0001, 1.001, 1.01, 1.1], dtype=torch.float64, device=delta.device)
+    flips = torch.stack([target.flipped(region, delta * s)[0] for s in stretch])
+    high = stretch[flips.int().argmax(0)]  # the first that flips
+    low = torch.zeros_like(high)
+    # Most rays were already cut close to the boundary: look just below the end before halving the whole ray.
+    for step in range(16):
+        middle = high * 0.99 if step == 0 else (low + high) / 2
+        flipped, _ = target.flipped(region, delta * middle[:, None, None])
+        high, low = torch.where(flipped, middle, high), torch.where(flipped, low, middle)
+    return torch.where(flips.any(0), high, math.nan)[:, None, None] * delta
+
+
+def _polish(
+    target: _Target, region: LpBall, settings: AttackSettings, delta: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Attack again in slightly smaller balls, as long as that helps some task."""
+    quick = replace(settings, steps=min(settings.steps, 10))
+    tasks = (~delta.isnan().any(-1).any(-1)).nonzero()[:, 0]
+    for _ in range(3):
+        if not len(tasks):
+            break
+        part = region.select(tasks)
+        part = part.with_eps(0.98 * _size(part, delta[tasks]))
+        closer = part.project(_descend(target, part, quick, generator).double())
+        helped, _ = target.flipped(part, closer)
+        tasks = tasks[helped]
+        if len(tasks):
+            delta[tasks] = _tighten(target, part.select(helped), closer[helped])
+    return delta
+
+
+def _judged(target: _Target, region: Region, delta: Tensor) -> Attack:
+    """The final word: `delta` evaluated once more in both precisions."""
+    success, margin = target.flipped(region, delta)
+    return Attack(success, margin, delta, region.points(delta))
+
+
+def _still(region: Region) -> Tensor:
+    """The deviation of the clean input."""
+    return torch.zeros(*region.moved.shape, region.width, dtype=torch.float64, device=region.center.device)
+
+
+def _per_task(delta: Tensor, score: Tensor) -> Tensor:
+    """The δ of the start with the smallest score, for every task."""
+    return delta[score.argmin(0), torch.arange(delta.shape[1], device=delta.device)]
+
+
+def _decay(step: int, steps: int, first: float, last: float) -> float:
+    """A step length falling from `first` to `last` along half a cosine."""
+    return last + (first - last) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _dual(region: LpBall, slope: Tensor) -> Tensor:
+    return lp_norm(slope.double(), region.q, -1).sum(-1)
+
+
+def _size(region: LpBall, delta: Tensor) -> Tensor:
+    return lp_norm(delta.double(), region.p, -1).amax(-1)
+
+
+def _scale(region: LpBall) -> float:
+    """The typical size of a row in the region's norm: embeddings moved by much more are meaningless."""
+    size = lp_norm(region.center.double(), region.p, -1).mean()
+    return float(size) if size > 0 else 1.0
+
+
+def _groups(program: Program, region: Region, settings: AttackSettings) -> Iterator[Tensor]:
+    """Task indices in groups that fit into memory together."""
+    each = settings.restarts * region.center.numel() * len(program.nodes)
+    yield from torch.arange(region.tasks).split(max(1, GROUP_NUMBERS // each))

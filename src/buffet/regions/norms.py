@@ -1,0 +1,78 @@
+"""Norms, the L1 projection, directed rounding and random unit vectors: the arithmetic of `regions`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def lp_norm(x: Tensor, p: float, dim: int, keepdim: bool = False) -> Tensor:
+    """``‖x‖_p`` along an axis without overflow on the way; differentiable.
+
+    For p ≤ 2 a norm so small that all its powers underflow may come out as 0: `underflow` bounds what is
+    lost. (For a large p that would be no small loss: ``0.4¹⁰¹`` is below the range of float32.)
+    """
+    norm = torch.linalg.vector_norm(x, p, dim=dim, keepdim=True)
+    if p not in (1.0, math.inf):
+        # Powers in the middle of the number range are safe as they are; redo the others scaled.
+        limit = torch.finfo(x.dtype).max ** (0.5 / p) / x.shape[dim]
+        odd = ~((norm > 1 / limit) & (norm < limit)) & ((norm != 0) | (p > 2))
+        if bool(odd.any()):
+            scale = x.detach().abs().amax(dim, keepdim=True)
+            scale = torch.where((scale > 0) & odd, scale, 1)
+            norm = scale * torch.linalg.vector_norm(x / scale, p, dim=dim, keepdim=True)
+    return norm if keepdim else norm.squeeze(dim)
+
+
+def underflow(dtype: torch.dtype, p: float, size: int) -> float:
+    """An upper bound of ``‖x‖_p`` of a vector of `size` entries whose computed norm is 0."""
+    return (size * torch.finfo(dtype).tiny) ** (1 / p) if 1 < p <= 2 else 0.0
+
+
+def rounded(x: Tensor, dtype: torch.dtype, *, up: bool) -> Tensor:
+    """Float64 numbers in another precision, rounded up (or down)."""
+    y = x.to(dtype)
+    wrong = y.double() < x if up else y.double() > x
+    return torch.where(wrong, torch.nextafter(y, torch.full_like(y, math.inf if up else -math.inf)), y)
+
+
+def project_l1(delta: Tensor, eps: Tensor) -> Tensor:
+    """The nearest point of the L1 ball: ``sign(δ)(|δ| − θ)⁺`` with θ such that the norm is ε (by sorting)."""
+    size = delta.double().abs()
+    ordered = size.sort(-1, descending=True).values
+    theta = (ordered.cumsum(-1) - eps) / torch.arange(1, size.shape[-1] + 1, device=size.device)
+    count = (ordered > theta).sum(-1, keepdim=True).clamp(min=1)
+    return ((size - theta.gather(-1, count - 1)).clamp(min=0) * delta.sign()).to(delta.dtype)
+
+
+def random_signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Numbers −1 or 1 in float64."""
+    return 2.0 * torch.randint(2, tuple(shape), generator=generator).double() - 1
+
+
+def unit_directions(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:
+    """Dense vectors with ``‖x‖_p = 1`` along the last axis; for p = 1 and 2 uniform on the sphere."""
+    uniform = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
+    if p == 1:
+        vector = torch.log1p(-uniform) * random_signs(shape, generator)
+    elif math.isinf(p):
+        vector = 2 * uniform - 1
+    else:
+        vector = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    norm = lp_norm(vector, p, -1, keepdim=True)
+    return vector / torch.where(norm > 0, norm, 1)
+
+
+def unit_vertices(shape: Sequence[int], p: float, generator: torch.Generator) -> Tensor:
+    """Vectors ``±e_i`` for p = 1, sign corners for p = ∞, alternately both in between; ``‖x‖_p = 1``."""
+    signs = random_signs(shape, generator)
+    hot = torch.randint(shape[-1], tuple(shape[:-1]), generator=generator)
+    spikes = torch.nn.functional.one_hot(hot, shape[-1]) * signs
+    corners = signs / lp_norm(signs, p, -1, keepdim=True)
+    if p == 1 or math.isinf(p):
+        return spikes if p == 1 else corners
+    even = torch.arange(shape[0]).remainder(2).reshape(-1, *[1] * (len(shape) - 1)) == 0
+    return torch.where(even, spikes, corners)

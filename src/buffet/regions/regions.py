@@ -1,0 +1,396 @@
+"""What may move: the sets of input deviations a proof or an attack ranges over.
+
+A region holds the clean rows of one sentence and T *tasks*; a task moves m of the rows, row d by δ_d. The
+rest of the engine sees three things: the minimum of a linear form Σ_d A_d·δ_d over the region (exact), a
+projection onto it, and samples from it. Every operation is batched over the tasks.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from buffet.errors import BuffetError
+from buffet.regions import arguments
+from buffet.regions.arguments import Words
+from buffet.regions.norms import (
+    lp_norm,
+    project_l1,
+    random_signs,
+    rounded,
+    underflow,
+    unit_directions,
+    unit_vertices,
+)
+
+Form = Float[Tensor, "tasks moved width *rows"]
+Delta = Float[Tensor, "*restarts tasks moved width"]
+
+
+@dataclass(frozen=True, eq=False)
+class Region(ABC):
+    """Rows `moved[t]` of `center` may move in task t; the subclass says how far."""
+
+    center: Float[Tensor, "tokens width"]
+    moved: Int[Tensor, "tasks moved"]
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return self.moved.shape[0]
+
+    @property
+    def width(self) -> int:
+        """The number of features of a row."""
+        return self.center.shape[1]
+
+    @property
+    def scalable(self) -> bool:
+        """Whether the region has a size ε, so that a radius can be searched for."""
+        return False
+
+    @abstractmethod
+    def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
+        """``min_δ Σ_d form_d·δ_d`` for every task and row, in the precision of `form`; differentiable."""
+
+    @abstractmethod
+    def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
+        """The smallest and the largest value of every entry of δ (float64)."""
+
+    @abstractmethod
+    def extreme(self, form: Delta) -> Delta:
+        """A δ of the region that attains the minimum of ``Σ_d form_d·δ_d``."""
+
+    @abstractmethod
+    def project(self, delta: Delta) -> Delta:
+        """A δ of the region near `delta`; a δ already inside comes back unchanged."""
+
+    @abstractmethod
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "count tasks moved width"]:
+        """Random float64 points: interior, boundary, vertices. The first is ``project(0)``."""
+
+    @abstractmethod
+    def contains(self, delta: Delta, slack: float = 0.0) -> Bool[Tensor, "*restarts tasks"]:
+        """Whether `delta` is in the region enlarged by `slack`, judged in float64."""
+
+    @abstractmethod
+    def select(self, index: Sequence[int] | Tensor) -> Region:
+        """The region of the tasks `index` only (integers, or one bool per task)."""
+
+    def points(self, delta: Delta) -> Float[Tensor, "*restarts tasks tokens width"]:
+        """The sentence's rows with the moved ones shifted by `delta`, in the precision of `delta`."""
+        rows = self.center.to(delta.dtype).expand(*delta.shape[:-2], -1, -1)
+        index = self.moved[..., None].expand_as(delta)
+        return rows.scatter_add(-2, index, delta)
+
+    def without_padding(self, mask: Bool[Tensor, "tokens"]) -> Region:
+        """The same region of the sentence without its padding rows (False in `mask`).
+
+        Padding is never read, so a network answers both alike.
+        """
+        if mask.shape[0] != len(self.center):
+            raise BuffetError(f"the mask has {mask.shape[0]} entries, the sentence {len(self.center)} rows")
+        if not bool(mask[self.moved].all()):
+            raise BuffetError("a moved word is padding; only unmasked rows can change the answer")
+        shorter = copy.copy(self)
+        object.__setattr__(shorter, "center", self.center[mask])
+        object.__setattr__(shorter, "moved", (mask.cumsum(0) - 1)[self.moved])
+        return shorter
+
+    def _start(self, x: Tensor, words: Words) -> None:
+        object.__setattr__(self, "center", arguments.checked_rows(x))
+        object.__setattr__(self, "moved", arguments.checked_words(words, len(x)).to(x.device))
+
+    def _rows(self) -> Float[Tensor, "tasks moved width"]:
+        return self.center.double()[self.moved]
+
+    def _index(self, index: Sequence[int] | Tensor) -> Tensor:
+        index = torch.as_tensor(index, device=self.moved.device)
+        return index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class LpBall(Region):
+    """Every moved row within ``‖δ_d‖_p ≤ ε``, with one ε per task.
+
+    Args:
+        x: the clean rows, tokens × width.
+        words: ``[2]`` one task moving row 2, ``[2, 5]`` one task moving both, ``[[1], [2]]`` two tasks.
+        p: the norm, any number ≥ 1 or infinity (also ``"inf"``).
+        eps: one number, or one per task; ``None`` leaves the size open (see `with_eps`).
+
+    The minimum of a form is ``−ε Σ_d ‖A_d‖_q`` with ``1/p + 1/q = 1``.
+    """
+
+    p: float
+    eps: Float[Tensor, "tasks"] | None
+
+    def __init__(
+        self,
+        x: Tensor,
+        words: Words,
+        p: float | int | str = 2,
+        eps: float | int | Sequence[float] | Tensor | None = None,
+    ) -> None:
+        self._start(x, words)
+        object.__setattr__(self, "p", arguments.checked_norm(p))
+        sizes = None if eps is None else arguments.checked_eps(eps, self.tasks).to(x.device)
+        object.__setattr__(self, "eps", sizes)
+
+    @property
+    def q(self) -> float:
+        """The exponent of the dual norm."""
+        return 1.0 if math.isinf(self.p) else math.inf if self.p == 1 else self.p / (self.p - 1)
+
+    @property
+    def scalable(self) -> bool:
+        return True
+
+    def with_eps(self, eps: float | int | Sequence[float] | Tensor) -> LpBall:
+        """The same ball with another size, one for all tasks or one per task."""
+        return LpBall(self.center, self.moved, self.p, eps)
+
+    def select(self, index: Sequence[int] | Tensor) -> LpBall:
+        index = self._index(index)
+        return LpBall(self.center, self.moved[index], self.p, None if self.eps is None else self.eps[index])
+
+    def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
+        norms = lp_norm(form, self.q, dim=2).sum(1) + underflow(form.dtype, self.q, self.width)
+        sizes = rounded(self._sizes(), form.dtype, up=True)
+        return -sizes.reshape(-1, *[1] * (norms.ndim - 1)) * norms
+
+    def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
+        size = self._sizes()[:, None, None].expand(-1, self.moved.shape[1], self.width)
+        return -size, size
+
+    def extreme(self, form: Delta) -> Delta:
+        # ‖·‖_q does not change its direction of steepest growth when the form is scaled.
+        scale = form.abs().amax(-1, keepdim=True)
+        a = form / torch.where(scale > 0, scale, 1)
+        if self.p == 1:
+            corner = torch.nn.functional.one_hot(a.abs().argmax(-1), self.width)
+            direction = corner * a.sign()
+        else:
+            direction = a.sign() * a.abs() ** (self.q - 1)
+            direction = direction / lp_norm(direction, self.p, -1, keepdim=True).clamp(min=1)
+        return self._shrink(-rounded(self._sizes(), form.dtype, up=False)[:, None, None] * direction)
+
+    def project(self, delta: Delta) -> Delta:
+        """For p = 1, 2 and ∞ the nearest point in L2; for another p the row scaled back onto the ball."""
+        if math.isinf(self.p):
+            limit = rounded(self._sizes(), delta.dtype, up=False)[:, None, None]
+            return torch.minimum(torch.maximum(delta, -limit), limit)
+        if self.p == 1:
+            delta = torch.where(self._outside(delta), project_l1(delta, self._sizes()[:, None, None]), delta)
+        return self._shrink(delta)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "count tasks moved width"]:
+        shape = (count, *self.moved.shape, self.width)
+        radius = torch.rand(shape[:-1], generator=generator, dtype=torch.float64)[..., None]
+        dense = unit_directions(shape, self.p, generator)
+        unit = unit_vertices(shape, self.p, generator)
+        # By turns interior (the very first point the centre), boundary and vertices.
+        unit[::3], unit[1::3] = (radius * dense)[::3], dense[1::3]
+        unit[:1] = 0
+        return self.project(self._sizes()[:, None, None] * unit.to(self.center.device))
+
+    def contains(self, delta: Delta, slack: float = 0.0) -> Bool[Tensor, "*restarts tasks"]:
+        return (lp_norm(delta.double(), self.p, -1) <= self._sizes()[:, None] + slack).all(-1)
+
+    def _sizes(self) -> Float[Tensor, "tasks"]:
+        if self.eps is None:
+            raise BuffetError("the LpBall has no size yet: give eps=..., or call region.with_eps(eps)")
+        return self.eps
+
+    def _outside(self, delta: Tensor) -> Tensor:
+        return lp_norm(delta.double(), self.p, -1, keepdim=True) > self._sizes()[:, None, None]
+
+    def _shrink(self, delta: Tensor) -> Tensor:
+        """Scale the rows that stick out, so that rounding never leaves a point outside."""
+        limit = self._sizes()[:, None, None]
+        for _ in range(2):
+            norm = lp_norm(delta.double(), self.p, -1, keepdim=True)
+            if not bool((norm > limit).any()):
+                return delta
+            factor = limit / norm * (1 - 8 * torch.finfo(delta.dtype).eps)
+            delta = torch.where(norm > limit, (delta.double() * factor).to(delta.dtype), delta)
+        return torch.where(self._outside(delta), torch.zeros_like(delta), delta)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Box(Region):
+    """Every feature of a moved row between a lower and an upper value.
+
+    Args:
+        x: the clean rows, tokens × width.
+        lower, upper: bounds of the *values* of the rows: tokens × width (the moved rows are picked), or
+            moved × width for all tasks, or tasks × moved × width.
+        words: as for `LpBall`; ``None`` moves all rows in one task.
+
+    The minimum of a form is ``Σ A⁺l + A⁻u`` with l, u the bounds of the deviation.
+    """
+
+    lower: Float[Tensor, "tasks moved width"]
+    upper: Float[Tensor, "tasks moved width"]
+
+    def __init__(self, x: Tensor, lower: Tensor, upper: Tensor, words: Words | None = None) -> None:
+        self._start(x, range(len(x)) if words is None else words)
+        for name, bound in (("lower", lower), ("upper", upper)):
+            checked = arguments.checked_bound(name, bound, self.moved, self.center)
+            object.__setattr__(self, name, checked)
+        if bool((self.lower > self.upper).any()):
+            t, d, feature = (self.lower > self.upper).nonzero()[0].tolist()
+            where = f"row {int(self.moved[t, d])}, feature {feature}"
+            raise BuffetError(
+                f"Box: lower is above upper at {where}; every lower bound must be ≤ the upper one"
+            )
+
+    def select(self, index: Sequence[int] | Tensor) -> Box:
+        index = self._index(index)
+        return Box(self.center, self.lower[index], self.upper[index], self.moved[index])
+
+    def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
+        lower, upper = (
+            bound.reshape(*bound.shape, *[1] * (form.ndim - 3))
+            for bound in self._limits(form.dtype, inward=False)
+        )
+        return (form.clamp(min=0) * lower + form.clamp(max=0) * upper).sum((1, 2))
+
+    def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
+        return self._limits(torch.float64, inward=False)
+
+    def extreme(self, form: Delta) -> Delta:
+        lower, upper = self._limits(form.dtype)
+        still = self.project(torch.zeros_like(form))
+        return torch.where(form > 0, lower, torch.where(form < 0, upper, still))
+
+    def project(self, delta: Delta) -> Delta:
+        """The nearest point, in every norm. Where no number of the precision is inside, the lower bound."""
+        lower, upper = self._limits(delta.dtype)
+        return torch.maximum(torch.minimum(delta, upper), lower)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "count tasks moved width"]:
+        shape = (count, *self.lower.shape)
+        inside = torch.rand(shape, generator=generator, dtype=torch.float64)
+        corner = (random_signs(shape, generator) + 1) / 2
+        # The share of coordinates on a face: none, about half, all.
+        share = torch.arange(count).remainder(3)[:, None, None, None] / 2
+        faces = torch.rand(shape, generator=generator, dtype=torch.float64) < share
+        weight = torch.where(faces, corner, inside).to(self.center.device)
+        lower, upper = self._limits(torch.float64)
+        delta = lower * (1 - weight) + upper * weight
+        delta[:1] = 0
+        return self.project(delta)
+
+    def contains(self, delta: Delta, slack: float = 0.0) -> Bool[Tensor, "*restarts tasks"]:
+        lower, upper = self._limits(torch.float64)
+        wide = delta.double()
+        return ((wide >= lower - slack) & (wide <= upper + slack)).all(-1).all(-1)
+
+    def _limits(self, dtype: torch.dtype, inward: bool = True) -> tuple[Tensor, Tensor]:
+        """Bounds of the deviation in a precision, rounded into the box (or out of it)."""
+        lower, upper = self.lower - self._rows(), self.upper - self._rows()
+        return rounded(lower, dtype, up=inward), rounded(upper, dtype, up=not inward)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class CandidateSet(Region):
+    """Every moved word is the original or one of its candidates; at most `budget` words change.
+
+    Args:
+        x: the clean rows, tokens × width.
+        words: as for `LpBall`.
+        candidates: for the d-th word a tensor choices × width of rows; for several tasks one such list
+            per task. The original need not be among them.
+        budget: how many words may change (default: all).
+
+    The minimum of a form is the sum of the `budget` most negative ``min_j A_d·(e_dj − x_d)``.
+    """
+
+    candidates: tuple[tuple[Tensor, ...], ...]
+    budget: int
+    offsets: Float[Tensor, "tasks moved choices width"]
+
+    def __init__(
+        self,
+        x: Tensor,
+        words: Words,
+        candidates: Sequence[Tensor] | Sequence[Sequence[Tensor]],
+        budget: int | None = None,
+    ) -> None:
+        self._start(x, words)
+        if budget is not None and budget < 0:
+            raise BuffetError(
+                f"CandidateSet: budget is {budget}; give a number of words ≥ 0, or None for all"
+            )
+        moved = self.moved.shape[1]
+        object.__setattr__(self, "budget", moved if budget is None else min(budget, moved))
+        checked = arguments.checked_candidates(candidates, self.tasks, moved, self.width)
+        object.__setattr__(self, "candidates", checked)
+        # Choice 0 is the original; words with fewer choices repeat it.
+        most = max(len(rows) for task in self.candidates for rows in task)
+        offsets = self.center.new_zeros(*self.moved.shape, most + 1, self.width, dtype=torch.float64)
+        rows = self._rows()
+        for t, task in enumerate(self.candidates):
+            for d, choices in enumerate(task):
+                offsets[t, d, 1 : len(choices) + 1] = choices.double().to(rows.device) - rows[t, d]
+        object.__setattr__(self, "offsets", offsets)
+
+    def select(self, index: Sequence[int] | Tensor) -> CandidateSet:
+        index = self._index(index)
+        chosen = [self.candidates[t] for t in index.tolist()]
+        return CandidateSet(self.center, self.moved[index], chosen, self.budget)
+
+    def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
+        gains = torch.einsum("tmcw,tmw...->tmc...", self.offsets.to(form.dtype), form).amin(2)
+        return gains.topk(self.budget, dim=1, largest=False).values.sum(1)
+
+    def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
+        reachable = self.offsets if self.budget else torch.zeros_like(self.offsets)
+        return reachable.amin(2), reachable.amax(2)
+
+    def extreme(self, form: Delta) -> Delta:
+        values = torch.einsum("tmcw,...tmw->...tmc", self.offsets.to(form.dtype), form)
+        return self._pick(-values).to(form.dtype)
+
+    def project(self, delta: Delta) -> Delta:
+        """The nearest point in L2: the nearest candidates, kept for the `budget` words where that gains most.
+
+        With ``g_d = ‖δ_d‖² − min_j ‖δ_d − o_j‖²`` the squared distance of a choice is a constant minus the
+        g_d of the changed words, so keeping the largest is optimal.
+        """
+        offsets = self.offsets.to(delta.dtype).double()
+        gains = 2 * torch.einsum("tmcw,...tmw->...tmc", offsets, delta.double()) - offsets.square().sum(-1)
+        return self._pick(gains).to(delta.dtype)
+
+    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "count tasks moved width"]:
+        gains = torch.rand((count, *self.offsets.shape[:3]), generator=generator, dtype=torch.float64)
+        # Candidates beat the original, except for words left alone at random.
+        still = torch.rand((count, *self.moved.shape), generator=generator) < 0.25
+        gains[..., 0] = torch.where(still, 2.0, 0.0)
+        gains[:1, ..., 0] = 2.0
+        return self._pick(gains.to(self.center.device))
+
+    def contains(self, delta: Delta, slack: float = 0.0) -> Bool[Tensor, "*restarts tasks"]:
+        offsets = self.offsets.to(delta.dtype).double()
+        wide = delta.double()
+        known = [((wide - offsets[:, :, c]).abs() <= slack).all(-1) for c in range(offsets.shape[2])]
+        changed = (~known[0]).sum(-1)
+        return torch.stack(known).any(0).all(-1) & (changed <= self.budget)
+
+    def _pick(self, gains: Tensor) -> Tensor:
+        """The choice with the largest gain of every word, for the `budget` words that gain most."""
+        best = gains.argmax(-1)
+        gain = gains.gather(-1, best[..., None])[..., 0] - gains[..., 0]
+        keep = torch.zeros_like(gain, dtype=torch.bool)
+        keep.scatter_(-1, gain.topk(self.budget, dim=-1).indices, True)
+        choice = torch.where(keep & (gain > 0), best, 0)
+        task, word = torch.arange(self.tasks)[:, None], torch.arange(self.moved.shape[1])
+        return self.offsets[task.to(choice.device), word.to(choice.device), choice]
