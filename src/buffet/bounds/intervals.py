@@ -1,0 +1,160 @@
+"""Interval arithmetic of every operation, in deviation coordinates.
+
+`interval(op, clean inputs, boxes)` encloses how far the output may deviate from its clean value when every
+input entry deviates independently within its box. Cheap, never the last word, and always intersected with
+whatever a linear bound says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from buffet.bounds.functions import FUNCTIONS
+from buffet.program import (
+    Add,
+    Affine,
+    Apply,
+    Bilinear,
+    Center,
+    Diagonal,
+    Normalise,
+    Offset,
+    Op,
+    Pool,
+    Softmax,
+)
+
+
+@dataclass(frozen=True)
+class Box:
+    """``lower ≤ deviation ≤ upper`` for every task and every entry of a node (float64)."""
+
+    lower: Float[Tensor, "tasks tokens features"]
+    upper: Float[Tensor, "tasks tokens features"]
+
+    def __and__(self, other: Box) -> Box:
+        """The intersection; a NaN on either side stays a NaN."""
+        return Box(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+
+    def isfinite(self) -> Bool[Tensor, "tasks"]:
+        """Which tasks have only finite bounds."""
+        return (self.upper - self.lower).isfinite().all(-1).all(-1)
+
+
+@singledispatch
+def interval(op: Op, clean: tuple[Tensor, ...], *boxes: Box) -> Box:
+    """Enclose the deviation of `op`'s output; `clean` are its inputs' clean values."""
+    raise NotImplementedError(type(op).__name__)
+
+
+@interval.register
+def _affine(op: Affine, clean: tuple[Tensor, ...], x: Box) -> Box:
+    middle, radius = (x.upper + x.lower) / 2, (x.upper - x.lower) / 2
+    middle, radius = middle @ op.weight.mT, radius @ op.weight.abs().mT
+    lower = middle - radius
+    if op.least > -math.inf:
+        lower = torch.maximum(lower, op.least - op.evaluate(*clean))
+    return Box(lower, middle + radius)
+
+
+@interval.register
+def _diagonal(op: Diagonal, clean: tuple[Tensor, ...], x: Box) -> Box:
+    a, b = x.lower * op.weight, x.upper * op.weight
+    return Box(torch.minimum(a, b), torch.maximum(a, b))
+
+
+@interval.register
+def _center(op: Center, clean: tuple[Tensor, ...], x: Box) -> Box:
+    # y_i = (1 − 1/w) x_i − Σ_{j≠i} x_j / w
+    share = 1 / x.lower.shape[-1]
+    others_lower, others_upper = (v.mean(-1, keepdim=True) - share * v for v in (x.lower, x.upper))
+    return Box((1 - share) * x.lower - others_upper, (1 - share) * x.upper - others_lower)
+
+
+@interval.register
+def _add(op: Add, clean: tuple[Tensor, ...], a: Box, b: Box) -> Box:
+    return Box(a.lower + b.lower, a.upper + b.upper)
+
+
+@interval.register
+def _offset(op: Offset, clean: tuple[Tensor, ...], x: Box) -> Box:
+    return x
+
+
+@interval.register
+def _pool(op: Pool, clean: tuple[Tensor, ...], x: Box) -> Box:
+    weights = op.weights(x.lower.shape[1], None, x.lower)
+    return Box(*((weights @ v).unsqueeze(1) for v in (x.lower, x.upper)))
+
+
+@interval.register
+def _apply(op: Apply, clean: tuple[Tensor, ...], x: Box) -> Box:
+    f = FUNCTIONS[op.function]
+    lower, upper = f.image(clean[0] + x.lower, clean[0] + x.upper)
+    at_clean = f.value(clean[0])
+    return Box(lower - at_clean, upper - at_clean)
+
+
+@interval.register
+def _bilinear(op: Bilinear, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
+    """Σ of the exact range of each term: ``(x̂+a)(ŷ+b) − x̂ŷ = ŷa + x̂b + ab`` is extreme at a corner."""
+    x_clean, x_lower, x_upper = (as_terms(op, v, op.x) for v in (clean[0][None], x.lower, x.upper))
+    y_clean, y_lower, y_upper = (as_terms(op, v, op.y) for v in (clean[1][None], y.lower, y.upper))
+    corners = [y_clean * a + (x_clean + a) * b for a in (x_lower, x_upper) for b in (y_lower, y_upper)]
+    low = torch.minimum(torch.minimum(corners[0], corners[1]), torch.minimum(corners[2], corners[3]))
+    high = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
+    return Box(sum_terms(op, low), sum_terms(op, high))
+
+
+def as_terms(op: Bilinear, value: Tensor, axes: str) -> Tensor:
+    """View ``[tasks, tokens, features]`` over all term axes of `op`, of size 1 where it has no such axis."""
+    value = op.split(value, axes)
+    value = value.permute(0, *(axes.index(c) + 1 for c in op.terms if c in axes))
+    return value[(slice(None), *(slice(None) if c in axes else None for c in op.terms))]
+
+
+def sum_terms(op: Bilinear, value: Tensor) -> Tensor:
+    """``scale · Σ`` over the term axes the output does not have, as ``[tasks, tokens, features]``."""
+    pattern = f"t{op.terms}->t{op.out}"
+    return op.scale * torch.einsum(pattern, value).flatten(2)
+
+
+@interval.register
+def _normalise(op: Normalise, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
+    """``e_j / Σ e`` over a box of positive e: the own entry against all the others."""
+    e, low, high = (
+        v.unflatten(-1, (op.heads, -1)) for v in (clean[0], clean[0] + x.lower, clean[0] + x.upper)
+    )
+    p = e / e.sum(-1, keepdim=True)
+    p_lower = low / (low + _others(high, torch.cumsum, 0.0, torch.add))
+    p_upper = high / (high + _others(low, torch.cumsum, 0.0, torch.add))
+    return Box((p_lower - p).flatten(2), (p_upper - p).flatten(2))
+
+
+@interval.register
+def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box) -> Box:
+    """``p_j = σ(s_j − log Σ_{j'≠j} e^{s_j'})``: increasing in the own score, decreasing in the others."""
+    s, low, high = (
+        v.unflatten(-1, (op.heads, -1)) for v in (clean[0], clean[0] + x.lower, clean[0] + x.upper)
+    )
+    p = s.softmax(-1)
+    p_lower = torch.sigmoid(low - _others(high, torch.logcumsumexp, -math.inf, torch.logaddexp))
+    p_upper = torch.sigmoid(high - _others(low, torch.logcumsumexp, -math.inf, torch.logaddexp))
+    return Box((p_lower - p).flatten(2), (p_upper - p).flatten(2))
+
+
+def _others(
+    values: Tensor, cumulate: Callable[..., Tensor], neutral: float, add: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The sum of all entries but the own one, from sums before and after it: nothing cancels."""
+    start = torch.full_like(values[..., :1], neutral)
+    before = torch.cat([start, cumulate(values[..., :-1], -1)], -1)
+    after = torch.cat([cumulate(values[..., 1:].flip(-1), -1).flip(-1), start], -1)
+    return add(before, after)

@@ -1,0 +1,87 @@
+"""The planes of a product, and the choice of alpha between them (BuFFeT).
+
+For ``x ∈ [lx, ux]``, ``y ∈ [ly, uy]`` two planes bound ``x·y`` on each side,
+
+    L1 = ly·x + lx·y − lx·ly      L2 = uy·x + ux·y − ux·uy
+    U1 = uy·x + lx·y − lx·uy      U2 = ly·x + ux·y − ux·ly
+
+and every convex combination ``(1−α)·L1 + α·L2``, ``(1−α)·U1 + α·U2`` is a sound plane: α = 0 is CROWN-BaF's
+choice. In deviation coordinates, ``x = x̂ + a`` and ``y = ŷ + b``, the slopes are the same and only the
+constant changes: L1's is ``−la·lb``, with no cancellation of large clean values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from buffet.bounds.intervals import Box, as_terms
+from buffet.bounds.linear import PlanesPiece
+from buffet.program import Bilinear
+
+Alpha = float | Tensor
+"""One α for all product terms, or a tensor over the task and term axes (`Bilinear.terms`; 1 = shared)."""
+
+
+def planes(
+    op: Bilinear,
+    clean: tuple[Tensor, ...],
+    x: Box,
+    y: Box,
+    *,
+    alpha_lower: Alpha = 0.0,
+    alpha_upper: Alpha = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> PlanesPiece:
+    """Bound every term of `op` by the plane its α selects on each side; sound for any α in [0, 1].
+
+    Args:
+        clean: the clean values of the two inputs.
+        x, y: how far each input may deviate from its clean value.
+    """
+    x_clean, y_clean = as_terms(op, clean[0][None], op.x), as_terms(op, clean[1][None], op.y)
+    x_low, x_high = (as_terms(op, v, op.x) for v in (x.lower, x.upper))
+    y_low, y_high = (as_terms(op, v, op.y) for v in (y.lower, y.upper))
+
+    def slopes(alpha: Alpha, y_first: Tensor, y_second: Tensor) -> tuple[Tensor, Tensor]:
+        return y_clean + _blend(alpha, y_first, y_second), x_clean + _blend(alpha, x_low, x_high)
+
+    x_lower, y_lower = slopes(alpha_lower, y_low, y_high)
+    x_upper, y_upper = slopes(alpha_upper, y_high, y_low)
+    same_y = alpha_lower is alpha_upper or (isinstance(alpha_lower, float) and alpha_lower == alpha_upper)
+    lower = -_constant(op, alpha_lower, (x_low, y_low), (x_high, y_high))
+    upper = -_constant(op, alpha_upper, (x_low, y_high), (x_high, y_low))
+
+    def cast(value: Tensor) -> Tensor:
+        return (op.scale * value).to(dtype)
+
+    return PlanesPiece(
+        op=op,
+        x_upper=cast(x_upper),
+        x_gap=cast(x_lower - x_upper),
+        y_upper=cast(y_upper),
+        y_gap=None if same_y else cast(y_lower - y_upper),
+        lower=cast(lower),
+        upper=cast(upper),
+    )
+
+
+def _blend(alpha: Alpha, first: Tensor, second: Tensor) -> Tensor:
+    if isinstance(alpha, float) and alpha in (0.0, 1.0):
+        return second if alpha else first
+    return torch.lerp(first, second, alpha)
+
+
+def _constant(op: Bilinear, alpha: Alpha, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> Tensor:
+    """``Σ (1−α)·a·b + α·a'·b'`` over the summed axes, without building the terms when α is one number."""
+    t = "t" + op.terms
+    if isinstance(alpha, float):
+        parts = [
+            weight * torch.einsum(f"{t},{t}->t{op.out}", *pair)
+            for weight, pair in ((1 - alpha, first), (alpha, second))
+            if weight
+        ]
+    else:
+        pattern = f"{t},{t},{t}->t{op.out}"
+        parts = [torch.einsum(pattern, 1 - alpha, *first), torch.einsum(pattern, alpha, *second)]
+    return sum(parts[1:], parts[0]).flatten(2)

@@ -1,0 +1,187 @@
+"""Walks over the graph: interval, forward, backward-and-forward, backward. No relaxation formulas here.
+
+All of them are one walk. Nodes are visited in order; each gets an interval enclosure, a linear piece and,
+where a later nonlinearity reads it, a sharper box: its rows are substituted backwards (`substitution`) until
+they reach nodes that keep linear forms of the input, and the result is minimised over the region once. A
+propagation only says which nodes keep forms:
+
+    interval   boxes only
+    forward    every node
+    baf        the nodes of attention; everything per token is substituted backwards
+    backward   none (with a window: one per layer, used when it lies that many attention layers back)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.intervals import Box, interval
+from buffet.bounds.linear import Form
+from buffet.bounds.substitution import Bounds, Relax, Scene, Stop, together
+from buffet.program import Apply, Bilinear, Input, Mix, Node, Program, Scores, Softmax
+from buffet.regions import Region
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """Which nodes keep linear forms, and how the margin is finished."""
+
+    keeps: str  # nodes that keep forms: "none" | "attention" | "all"; "boxes": no linear forms at all
+    margin: str = "stops"  # "stops": bounded like every other node; "input": substituted to the input
+    window: int | None = None  # keep one form per layer, used this many attention layers further up
+
+
+PROPAGATIONS: Mapping[str, Propagation] = {
+    "interval": Propagation("boxes"),
+    "forward": Propagation("all"),
+    "baf": Propagation("attention"),
+    "baf+backward": Propagation("attention", margin="input"),
+    "backward": Propagation("none", margin="input"),
+}
+
+
+def bound_nodes(
+    scene: Scene,
+    region: Region,
+    relax: Relax,
+    propagation: Propagation,
+    *,
+    dtype: torch.dtype = torch.float32,
+    chunk_bytes: int = 4 << 20,
+) -> Bounds:
+    """Bound every node that a nonlinearity reads.
+
+    Args:
+        scene: the program and its clean run on the region's sentence.
+        relax: how nonlinear operations become linear pieces.
+        dtype: precision of the linear forms; lines and boxes are always made in float64.
+        chunk_bytes: size aimed at for the largest tensor of a backward substitution.
+    """
+    program = scene.program
+    bounds = Bounds(scene, region, relax, dtype, chunk_bytes)
+    needed, keeps = needed_boxes(program), kept_forms(program, propagation)
+    groups = together(program, needed | keeps)
+    sharper: dict[int, Box] = {}
+    for index, node in enumerate(program.nodes):
+        bounds.boxes[index] = _interval(bounds, node)
+        if propagation.keeps == "boxes":
+            continue
+        bounds.linearise(index, node)
+        stops = _stops(bounds, index, propagation)
+        if index in keeps and index not in bounds.forms:
+            form = _pushed(bounds, index, node)
+            bounds.forms.update({index: form} if form else bounds.forms_of(groups[index], stops))
+        if index in needed:
+            if index in bounds.forms:
+                sharper[index] = bounds.box_of_form(bounds.forms[index])
+            elif index not in sharper:
+                sharper |= bounds.boxes_of(groups[index], stops)
+            bounds.boxes[index] &= sharper[index]
+    return bounds
+
+
+def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks others"]:
+    """Lower bounds of the margins over the region; NaN where some bound is not a finite number."""
+    root = len(bounds.nodes) - 1
+    lower = bounds.boxes[root].lower.squeeze(1)
+    if propagation.keeps != "boxes":
+        if propagation.margin == "input":
+            exact = bounds.relaxed(bounds.relax, torch.float64)
+            linear = exact.margin(exact.locals)
+        else:
+            linear = bounds.margin(_stops(bounds, root, propagation))
+        lower = torch.maximum(lower, linear)
+    for index in needed_boxes(bounds.scene.program):
+        lower = torch.where(bounds.boxes[index].isfinite()[:, None], lower, torch.nan)
+    return bounds.clean[root] + lower
+
+
+def needed_boxes(program: Program) -> frozenset[int]:
+    """Nodes read by a nonlinearity whose box linear forms can sharpen.
+
+    The box of an elementwise function of a bounded node is already exact.
+    """
+    read = {i for n in program.nodes if isinstance(n.op, Apply | Bilinear | Softmax) for i in n.inputs}
+    return frozenset(i for i in read if not isinstance(program.nodes[i].op, Input | Apply))
+
+
+def kept_forms(program: Program, propagation: Propagation) -> frozenset[int]:
+    """The nodes that keep linear forms of the input."""
+    if propagation.window is not None:
+        return cuts(program)
+    if propagation.keeps == "all":
+        return frozenset(range(1, len(program.nodes)))
+    if propagation.keeps == "attention":
+        return attention_nodes(program)
+    return frozenset()
+
+
+def attention_nodes(program: Program) -> frozenset[int]:
+    """Queries, keys, values, and everything from the scores to the mixed values."""
+    weights: set[int] = set()  # from the scores to the attention weights
+    others: set[int] = set()
+    for index, node in enumerate(program.nodes):
+        if isinstance(node.op, Scores | Mix):
+            others |= {index, *node.inputs}
+        if isinstance(node.op, Scores) or (not isinstance(node.op, Mix) and weights & set(node.inputs)):
+            weights.add(index)
+    return frozenset(weights | others)
+
+
+def cuts(program: Program) -> frozenset[int]:
+    """For every attention layer the last node before it that all paths from the input pass through."""
+    reach = list(range(len(program.nodes)))  # the last reader of every node
+    for index, node in enumerate(program.nodes):
+        for source in node.inputs:
+            reach[source] = max(reach[source], index)
+    found: set[int] = set()
+    passages: list[int] = []
+    furthest = 0
+    for index, node in enumerate(program.nodes):
+        if furthest <= index:
+            passages.append(index)
+        furthest = max(furthest, reach[index])
+        if isinstance(node.op, Scores):
+            found.add(max(p for p in passages if p < min(node.inputs)))
+    return frozenset(found)
+
+
+def _stops(bounds: Bounds, root: int, propagation: Propagation) -> Mapping[int, Stop]:
+    if propagation.window is None:
+        return {**bounds.forms, **bounds.locals}
+    layers = 0
+    for index in range(root, 0, -1):
+        if layers >= propagation.window and index in bounds.forms:
+            return {index: bounds.forms[index], **bounds.locals}
+        layers += isinstance(bounds.nodes[index].op, Mix)
+    return bounds.locals
+
+
+def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
+    """The form of a node from the forms of its inputs, if they are all known."""
+
+    def known(i: int) -> Form | None:
+        if i in bounds.locals:
+            return bounds.locals[i].form(bounds.clean[i].shape[0])
+        return bounds.forms.get(i)
+
+    if index in bounds.locals:
+        return known(index)
+    forms = [form for i in node.inputs if (form := known(i))]
+    return bounds.pieces[index].push(*forms) if len(forms) == len(node.inputs) else None
+
+
+def _interval(bounds: Bounds, node: Node) -> Box:
+    if isinstance(node.op, Input):
+        region = bounds.region
+        full = torch.zeros(region.tasks, *region.center.shape, dtype=torch.float64)
+        index = region.moved[..., None].expand(-1, -1, region.width)
+        return Box(*(full.to(index.device).scatter(1, index, side) for side in region.extent()))
+    return interval(
+        node.op, tuple(bounds.clean[i] for i in node.inputs), *(bounds.boxes[i] for i in node.inputs)
+    )

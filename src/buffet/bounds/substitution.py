@@ -1,0 +1,261 @@
+"""Backward substitution: rows of a node become linear forms of the input deviation.
+
+`Bounds` holds what is known of every node (box, linear piece, kept form) and turns rows of one node into
+lower linear bounds in the input, by pulling them through the pieces until every path has met a *stop*: a node
+whose bounds in the input are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from buffet.bounds.intervals import Box
+from buffet.bounds.linear import Form, Piece, Rows, exact_piece
+from buffet.program import Affine, Input, Mix, Node, Op, Pool, Program, Scores
+from buffet.regions import Region
+
+ROUNDING = 16
+"""Every concretised bound is widened by this many units of rounding, relative to its size."""
+
+
+@runtime_checkable
+class Relax(Protocol):
+    """How a nonlinear operation becomes a linear piece."""
+
+    def __call__(
+        self, index: int, op: Op, clean: tuple[Tensor, ...], boxes: tuple[Box, ...], dtype: torch.dtype
+    ) -> Piece: ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """The exact form of a node behind per-token linear operations only: ``deviation[d] = matrix · δ_d``."""
+
+    matrix: Float[Tensor, "features width"]
+    moved: Int[Tensor, "tasks moved"]
+
+    def compose(self, rows: Rows) -> tuple[Tensor, None]:
+        """The rows as exact forms of δ; there is no constant."""
+        tasks, moved = self.moved.shape
+        width = self.matrix.shape[1]
+        task = torch.arange(tasks, device=self.moved.device)[:, None]
+        coefs = rows.coefs.expand(tasks, *rows.coefs.shape[1:])
+        if rows.diagonal:
+            read = self.matrix.mT @ rows.like(coefs).per_token(rows.groups).coefs[task, self.moved]
+            form = read.new_zeros(tasks, moved, width, rows.groups, read.shape[3])
+            word = torch.arange(moved, device=self.moved.device)
+            form[task, word, :, self.moved] = read
+        else:
+            form = (self.matrix.mT @ coefs[task, self.moved]).unflatten(-1, (rows.groups, -1))
+        return form.flatten(1, 2), None
+
+    def form(self, tokens: int) -> Form:
+        """The same as a form of every token, zero where nothing moves."""
+        tasks, moved = self.moved.shape
+        features, width = self.matrix.shape
+        full = self.matrix.new_zeros(tasks, tokens, features, moved * width + 1)
+        task = torch.arange(tasks, device=self.moved.device)
+        for word in range(moved):
+            full[task, self.moved[:, word], :, word * width : (word + 1) * width] = self.matrix
+        return Form(full)
+
+
+Stop = Local | Form
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A program that ends in margins, with its clean run on one sentence (both float64)."""
+
+    program: Program
+    clean: list[Tensor]
+    _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
+
+    def exact(self, dtype: torch.dtype) -> list[Piece | None]:
+        """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
+        if dtype not in self._exact:
+            self._exact[dtype] = [
+                exact_piece(n.op, tuple(self.clean[i] for i in n.inputs), dtype) for n in self.program.nodes
+            ]
+        return self._exact[dtype]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is known of the nodes of one scene over one region.
+
+    The dictionaries are filled in the order of the nodes (`propagation.bound_nodes`); a node's entry never
+    changes once a later node has been visited.
+    """
+
+    scene: Scene
+    region: Region
+    relax: Relax
+    dtype: torch.dtype
+    chunk_bytes: int
+    boxes: dict[int, Box] = field(default_factory=dict)
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    forms: dict[int, Form] = field(default_factory=dict)
+    locals: dict[int, Local] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.scene.program.nodes
+
+    @property
+    def clean(self) -> list[Tensor]:
+        return self.scene.clean
+
+    def relaxed(self, relax: Relax, dtype: torch.dtype) -> Bounds:
+        """The same boxes with every piece made anew, possibly in another precision; no forms are kept."""
+        fresh = replace(self, relax=relax, dtype=dtype, pieces={}, forms={}, locals={})
+        for index, node in enumerate(self.nodes):
+            fresh.linearise(index, node)
+        return fresh
+
+    def linearise(self, index: int, node: Node) -> None:
+        """Give a node its linear piece and, behind linear operations only, its exact form."""
+        if isinstance(node.op, Input):
+            eye = torch.eye(self.region.width, dtype=self.dtype, device=self.region.center.device)
+            self.locals[index] = Local(eye, self.region.moved)
+            return
+        piece = self.scene.exact(self.dtype)[index]
+        if piece is None:
+            clean = tuple(self.clean[i] for i in node.inputs)
+            boxes = tuple(self.boxes[i] for i in node.inputs)
+            piece = self.relax(index, node.op, clean, boxes, self.dtype)
+        elif len(node.inputs) == 1 and node.inputs[0] in self.locals and not isinstance(node.op, Pool):
+            before = self.locals[node.inputs[0]].matrix
+            self.locals[index] = Local(piece.push(Form(before[None, None])).mid[0, 0], self.region.moved)
+        self.pieces[index] = piece
+
+    def substitute(
+        self, root: int, rows: Rows, stops: Mapping[int, Stop]
+    ) -> tuple[Float[Tensor, "tasks inputs groups rows"], Float[Tensor, "#tasks groups rows"]]:
+        """Lower linear bounds of rows of the node `root`: coefficients of the input deviation, and constants.
+
+        Every path from `root` to the input must meet a stop.
+        """
+        pending = {root: rows}
+        coefs: Tensor | None = None
+        constant: Tensor | None = None
+        for index in range(root, -1, -1):
+            if index not in pending:
+                continue
+            rows = pending.pop(index)
+            if index in stops:
+                part, bias = stops[index].compose(rows)
+                coefs = part if coefs is None else coefs + part
+            else:
+                parts, bias = self.pieces[index].pull(rows)
+                for source, pulled in zip(self.nodes[index].inputs, parts, strict=True):
+                    pending[source] = pending[source] + pulled if source in pending else pulled
+            if bias is not None:
+                constant = bias if constant is None else constant + bias
+        assert coefs is not None
+        return coefs, coefs.new_zeros(1, *coefs.shape[2:]) if constant is None else constant
+
+    def concretise(
+        self, coefs: Float[Tensor, "tasks inputs *rows"], constant: Float[Tensor, "#tasks *rows"]
+    ) -> Float[Tensor, "tasks *rows"]:
+        """The minimum of linear forms over the region, widened for rounding, in float64."""
+        moved, width = self.region.moved.shape[1], self.region.width
+        reach = self.region.minimise(coefs.unflatten(1, (moved, width))).double()
+        constant = constant.double()
+        slack = ROUNDING * torch.finfo(self.dtype).eps * (reach.abs() + constant.abs())
+        return reach + constant - slack
+
+    def forms_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Form]:
+        """Linear bounds, in the input, of nodes that can be read together (`together`)."""
+        parts = []
+        for root, rows in self._unit_rows(nodes, stops):
+            coefs, constant = self.substitute(root, rows, stops)
+            constant = constant.expand(len(coefs), -1, -1)
+            parts.append(torch.cat([coefs, constant.unsqueeze(1)], 1).chunk(2, -1))
+        lower, upper = (torch.cat(side, -1).permute(0, 2, 3, 1) for side in zip(*parts, strict=True))
+        sizes = [self.clean[n].shape[-1] for n in nodes]
+        pairs = zip(lower.split(sizes, 2), (-upper).split(sizes, 2), strict=True)
+        return {n: Form.between(*pair) for n, pair in zip(nodes, pairs, strict=True)}
+
+    def boxes_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
+        """Boxes of nodes that can be read together, through linear forms that are not kept."""
+        parts = [
+            self.concretise(*self.substitute(root, rows, stops)).chunk(2, -1)
+            for root, rows in self._unit_rows(nodes, stops)
+        ]
+        lower, upper = (torch.cat(side, -1) for side in zip(*parts, strict=True))
+        sizes = [self.clean[n].shape[-1] for n in nodes]
+        pairs = zip(lower.split(sizes, -1), (-upper).split(sizes, -1), strict=True)
+        return {n: Box(*pair) for n, pair in zip(nodes, pairs, strict=True)}
+
+    def box_of_form(self, form: Form) -> Box:
+        """The box of a node whose form is kept."""
+        sides = []
+        for side in (form.lower, -form.upper):
+            side = side.movedim(-1, 1)
+            sides.append(self.concretise(side[:, :-1], side[:, -1]))
+        return Box(sides[0], -sides[1])
+
+    def margin(self, stops: Mapping[int, Stop]) -> Float[Tensor, "tasks others"]:
+        """Lower bounds of the deviation of the last node, which has one token."""
+        root = len(self.nodes) - 1
+        others = self.clean[root].shape[-1]
+        eye = torch.eye(others, dtype=self.dtype, device=self.region.center.device)
+        return self.concretise(*self.substitute(root, Rows(eye[None, None], 1, True), stops)).squeeze(1)
+
+    def _unit_rows(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> Iterator[tuple[int, Rows]]:
+        """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`.
+
+        The rows of an affine node start at the node it reads, as the rows of its weight.
+        """
+        first = self.nodes[nodes[0]]
+        if isinstance(first.op, Affine):
+            root = first.inputs[0]
+            weights = [self.nodes[n].op.weight for n in nodes]  # type: ignore[attr-defined]
+            matrix = torch.cat(weights).to(self.dtype).mT
+        else:
+            (root,) = nodes
+            matrix = torch.eye(self.clean[root].shape[-1], dtype=self.dtype, device=self.clean[root].device)
+        entries = widest_rows(self.scene, root, stops)
+        per_row = 2 * torch.finfo(self.dtype).bits // 8 * self.region.tasks * entries
+        groups = self.clean[root].shape[0]
+        for part in matrix.split(max(1, self.chunk_bytes // per_row), 1):
+            yield root, Rows(torch.cat([part, -part], 1)[None, None], groups, diagonal=True)
+
+
+def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
+    """Coefficients that one feature of `root` (at all its tokens) has at the widest node on the way down.
+
+    Rows read only their own token until they pass through attention; from there on every token.
+    """
+    groups = scene.clean[root].shape[0]
+    pending, widest = {root: False}, 1
+    for index in range(root, -1, -1):
+        if index not in pending:
+            continue
+        dense = pending.pop(index)
+        tokens, features = scene.clean[index].shape
+        widest = max(widest, tokens * features * (groups if dense else 1))
+        if index not in stops:
+            node = scene.program.nodes[index]
+            for source in node.inputs:
+                pending[source] = (
+                    pending.get(source, False) or dense or isinstance(node.op, Scores | Mix | Pool)
+                )
+    return widest
+
+
+def together(program: Program, nodes: frozenset[int]) -> dict[int, tuple[int, ...]]:
+    """For each of the nodes, those that are substituted in one go: affine maps of the same value."""
+    groups: dict[int, list[int]] = {}
+    for n in sorted(nodes):
+        node = program.nodes[n]
+        key = node.inputs[0] if isinstance(node.op, Affine) else -n
+        groups.setdefault(key, []).append(n)
+    return {n: tuple(group) for group in groups.values() for n in group}
