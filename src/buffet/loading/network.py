@@ -1,0 +1,75 @@
+"""The program of a BERT-style classifier, from its named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from buffet.loading.config import ModelConfig
+from buffet.program import Add, Apply, Builder, Pool, Program
+
+
+def build_program(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Program:
+    """The network of `config`, from embedding rows (before the embedding LayerNorm) to logits.
+
+    Blocks, with Attn and FFN the two sublayers:
+        post-norm  ``x = LN(x + Attn(x)); x = LN(x + FFN(x))``
+        pre-norm   ``x = x + Attn(LN(x)); x = x + FFN(LN(x))``, and a final LN after the last block.
+    Heads: ``cls``  ``W tanh(P x₀ + p) + b``, ``mean``  ``W mean(x) + b`` over the unmasked rows.
+
+    With ``cls`` only the first row of the last block is ever read, so that block attends *from* the first
+    row only: the same function, with one row instead of all of them from there on.
+    """
+    net = _Network(config, tensors)
+    x = net.norm(net.input, "bert.embeddings.LayerNorm")
+    for layer in range(config.num_hidden_layers):
+        last = layer == config.num_hidden_layers - 1
+        x = net.block(x, f"bert.encoder.layer.{layer}", first_only=last and config.pooling == "cls")
+    if config.norm_position == "pre":
+        x = net.norm(x, "bert.encoder.LayerNorm")
+    if config.pooling == "cls":
+        x = net.add(Apply("tanh"), net.dense(x, "bert.pooler.dense"))
+    else:
+        x = net.add(Pool("mean"), x)
+    net.dense(x, "classifier")
+    return net.build()
+
+
+class _Network(Builder):
+    """A `Builder` that looks its weights up by name."""
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.config = config
+        self.tensors = tensors
+
+    def pair(self, prefix: str) -> tuple[Tensor, Tensor]:
+        return self.tensors[f"{prefix}.weight"], self.tensors[f"{prefix}.bias"]
+
+    def dense(self, x: int, prefix: str) -> int:
+        return self.affine(x, *self.pair(prefix))
+
+    def norm(self, x: int, prefix: str) -> int:
+        return self.layer_norm(x, *self.pair(prefix), eps=self.config.norm_eps)
+
+    def block(self, x: int, prefix: str, *, first_only: bool) -> int:
+        """One encoder block; with `first_only` it returns the first row of its result."""
+        post = self.config.norm_position == "post"
+        attention_norm, output_norm = f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"
+        tokens = x if post else self.norm(x, attention_norm)
+        residual = queries = x
+        if first_only:
+            residual = queries = self.add(Pool("first"), x)
+        if not post:
+            queries = self.add(Pool("first"), tokens) if first_only else tokens
+        projections = [self.pair(f"{prefix}.attention.self.{name}") for name in ("query", "key", "value")]
+        mixed = self.attention(queries, tokens, self.config.num_attention_heads, projections)
+        x = self.add(Add(), residual, self.dense(mixed, f"{prefix}.attention.output.dense"))
+        if post:
+            x = self.norm(x, attention_norm)
+        inner = x if post else self.norm(x, output_norm)
+        inner = self.dense(inner, f"{prefix}.intermediate.dense")
+        inner = self.dense(self.add(Apply(self.config.activation), inner), f"{prefix}.output.dense")
+        x = self.add(Add(), x, inner)
+        return self.norm(x, output_norm) if post else x

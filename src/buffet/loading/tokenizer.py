@@ -1,0 +1,140 @@
+"""From text to token ids: the `tokenizer.json` beside the weights, and how one is made from sentences."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
+
+from buffet.errors import BuffetError
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+# Splits the words people type into the words of a treebank ("It's slow." -> it 's slow .) and leaves text
+# that is already split as it is. Alternatives are tried from left to right on every space-separated piece.
+_END = "(?=[^a-z0-9]*$)"  # only closing punctuation follows
+WORD_SPLIT = "|".join(
+    (
+        r"^(?:mrs?|ms|dr|jr|vs|etc|inc|sept|bros)\.",  # abbreviations keep their full stop
+        r"[?!]{2,}|\.{2,}|``|''|--",
+        "n't" + _END,
+        "'(?:s|re|ve|ll|d|m)" + _END,
+        "[,;:?!]" + _END,
+        r"(?<=[a-z0-9]{2})\." + _END,  # not in initials: "u.s."
+        '[()"]',
+    )
+)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A sentence as the network reads it; every field has one entry per token, special tokens included."""
+
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    types: tuple[int, ...]
+    special: tuple[bool, ...]
+    unknown: tuple[bool, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """A tokenizer that never cuts or pads: what it returns is the whole sentence."""
+
+    inner: tokenizers.Tokenizer
+    unknown_id: int | None
+    special_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, inner: tokenizers.Tokenizer) -> Tokenizer:
+        """Wrap a tokenizer of the `tokenizers` library, with truncation and padding switched off."""
+        inner = tokenizers.Tokenizer.from_str(inner.to_str())
+        inner.no_truncation()
+        inner.no_padding()
+        unknown = json.loads(inner.to_str())["model"].get("unk_token")
+        unknown_id = None if unknown is None else inner.token_to_id(unknown)
+        added = inner.get_added_tokens_decoder()
+        special = frozenset(index for index, token in added.items() if token.special)
+        return cls(inner, unknown_id, special - {unknown_id})
+
+    def encode(self, text: str) -> Encoding:
+        """The tokens of `text`; a text without a single known word is refused."""
+        if not isinstance(text, str):
+            raise BuffetError(f"the text must be a string, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise BuffetError("the text is not valid Unicode: type it again, in UTF-8") from None
+        raw = self.inner.encode(text)
+        # A word typed as "[SEP]" becomes the special token itself, though the template did not add it.
+        special = [
+            bool(added) or index in self.special_ids
+            for added, index in zip(raw.special_tokens_mask, raw.ids, strict=True)
+        ]
+        unknown = [
+            index == self.unknown_id and not added for index, added in zip(raw.ids, special, strict=True)
+        ]
+        if all(special):
+            raise BuffetError("the text has no words: give at least one word")
+        if all(u or s for u, s in zip(unknown, special, strict=True)):
+            raise BuffetError(f"no word of the text is in the model's vocabulary: {_shorten(text)!r}")
+        return Encoding(
+            tuple(raw.tokens), tuple(raw.ids), tuple(raw.type_ids), tuple(special), tuple(unknown)
+        )
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer in `path`, whose ids all have an embedding."""
+    if not path.is_file():
+        raise BuffetError(f"{path}: no such file; the tokenizer of a checkpoint is in tokenizer.json")
+    try:
+        tokenizer = Tokenizer.of(tokenizers.Tokenizer.from_file(str(path)))
+        size = tokenizer.size
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        reason = " ".join(str(error).split())
+        raise BuffetError(f"{path}: not a tokenizer file: {reason}") from None
+    if size > vocab_size:
+        raise BuffetError(f"{path}: has token ids up to {size - 1}, config.json says vocab_size {vocab_size}")
+    return tokenizer
+
+
+def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:
+    """A lower-case word tokenizer: the `size` most frequent words that occur `min_count` times or more.
+
+    `size` counts the special tokens. Ties are broken by spelling, so the same sentences give the same file.
+    """
+    normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Lowercase(), normalizers.Replace("’", "'")]
+    )
+    splitter = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(WORD_SPLIT), "isolated")]
+    )
+    counts: Counter[str] = Counter()
+    for sentence in sentences:
+        counts.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
+    ranked = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+    words = [word for _, word in ranked if word not in SPECIAL][: max(size - len(SPECIAL), 0)]
+    vocabulary = {word: index for index, word in enumerate((*SPECIAL, *words))}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer
+
+
+def _shorten(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,437 @@
+"""Loading: agreement with a plain reference network, and one clear line for everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+import buffet.loading.model as loading_model
+from buffet.errors import BuffetError
+from buffet.loading import ModelConfig, available, load
+from buffet.loading.checkpoint import write_checkpoint
+from buffet.loading.network import build_program
+from buffet.loading.tokenizer import Tokenizer, word_level
+
+WORDS = "a gripping , moving film . it 's not bad"
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "hidden_act": "relu",
+    "max_position_embeddings": 9,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-6,
+    "id2label": {"0": "no", "1": "maybe", "2": "yes"},
+    "label2id": {"no": 0},
+    "attention_probs_dropout_prob": 0.1,
+}
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+def config_of(**changes: object) -> ModelConfig:
+    return ModelConfig.model_validate({**CONFIG, **changes})
+
+
+def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: 0.7 * torch.randn(shape, generator=generator) for name, shape in config.shapes().items()}
+
+
+def write(directory: Path, tensors: dict[str, Tensor] | None = None, **changes: object) -> Path:
+    """A small complete checkpoint, with whatever is asked for put wrong."""
+    directory.mkdir(exist_ok=True)
+    raw = {key: value for key, value in {**CONFIG, **changes}.items() if value != "absent"}
+    (directory / "config.json").write_text(json.dumps(raw))
+    save_file(random_tensors(config_of()) if tensors is None else tensors, directory / "model.safetensors")
+    word_level([WORDS], size=20, min_count=1).save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def refusal(path: str | Path) -> str:
+    """The message of the error that loading `path` gives: always one line."""
+    with pytest.raises(BuffetError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- agreement with a reference that shares no code with the program ---------------------------------------
+
+
+def reference(config: ModelConfig, t: dict[str, Tensor], x: Tensor, mask: Tensor) -> Tensor:
+    """A BERT classifier written plainly: every row of every layer, an additive mask, no rewriting."""
+
+    def dense(x: Tensor, name: str) -> Tensor:
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        if config.layer_norm == "no_var":
+            return (x - x.mean(-1, keepdim=True)) * t[f"{name}.weight"] + t[f"{name}.bias"]
+        return functional.layer_norm(
+            x, x.shape[-1:], t[f"{name}.weight"], t[f"{name}.bias"], config.layer_norm_eps
+        )
+
+    def activate(x: Tensor) -> Tensor:
+        tanh_gelu = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        forms = {
+            "relu": x.clamp(min=0),
+            "gelu": x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+            "tanh": x.tanh(),
+        }
+        return forms.get(config.hidden_act, tanh_gelu)
+
+    def attend(x: Tensor, name: str) -> Tensor:
+        def heads(part: str) -> Tensor:
+            y = dense(x, f"{name}.attention.self.{part}")
+            return y.view(*y.shape[:2], config.num_attention_heads, -1).transpose(1, 2)
+
+        q, k, v = heads("query"), heads("key"), heads("value")
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = scores + torch.where(mask, 0.0, -1e30).to(x.dtype)[:, None, None, :]
+        return dense((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), f"{name}.attention.output.dense")
+
+    def feed(x: Tensor, name: str) -> Tensor:
+        return dense(activate(dense(x, f"{name}.intermediate.dense")), f"{name}.output.dense")
+
+    x = norm(x, "bert.embeddings.LayerNorm")
+    for layer in range(config.num_hidden_layers):
+        name = f"bert.encoder.layer.{layer}"
+        first, second = f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"
+        if config.norm_position == "post":
+            x = norm(x + attend(x, name), first)
+            x = norm(x + feed(x, name), second)
+        else:
+            x = x + attend(norm(x, first), name)
+            x = x + feed(norm(x, second), name)
+    if config.norm_position == "pre":
+        x = norm(x, "bert.encoder.LayerNorm")
+    if config.pooling == "mean":
+        x = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    else:
+        x = dense(x[:, 0], "bert.pooler.dense").tanh()
+    return dense(x, "classifier")
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layer_norm", ["standard", "no_var"])
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "tanh"])
+def test_program_agrees_with_a_plain_network(
+    layers: int, layer_norm: str, norm_position: str, pooling: str, activation: str
+) -> None:
+    config = config_of(
+        num_hidden_layers=layers,
+        layer_norm=layer_norm,
+        norm_position=norm_position,
+        pooling=pooling,
+        hidden_act=activation,
+    )
+    tensors = random_tensors(config, seed=layers)
+    x = torch.randn(4, 6, config.hidden_size, generator=torch.Generator().manual_seed(5))
+    mask = torch.arange(6) < torch.tensor([6, 4, 1, 5])[:, None]
+    # Without variance nothing bounds the values, so they grow with depth: compare relative to their size.
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        cast = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        expected = reference(config, cast, x.to(dtype), mask)
+        got = build_program(config, cast).evaluate(x.to(dtype), mask)
+        assert got.dtype == dtype
+        assert (got - expected).abs().max() <= tolerance * max(1, expected.abs().max())
+
+
+def test_a_model_evaluates_in_both_precisions(tmp_path: Path) -> None:
+    model = load(write(tmp_path / "m"))
+    x = model.embed("a moving film")
+    config, tensors = model.config, {name: t.double() for name, t in model.tensors.items()}
+    expected = reference(config, tensors, x.double()[None], torch.ones(1, 5, dtype=torch.bool))[0]
+    assert torch.allclose(model.logits(x.double()), expected, atol=1e-12, rtol=1e-12)
+    assert torch.allclose(model.logits(x).double(), expected, atol=1e-5)
+    assert model.logits(x.expand(3, 2, 5, 8)).shape == (3, 2, 3)
+
+
+# --- text to rows ------------------------------------------------------------------------------------------
+
+
+def test_tokens_rows_and_flags_line_up(tmp_path: Path) -> None:
+    model = load(write(tmp_path / "m"))
+    text = "A gripping, unheard-of film"
+    assert model.tokens(text) == ["[CLS]", "a", "gripping", ",", "[UNK]", "film", "[SEP]"]
+    assert model.special(text) == [True, False, False, False, False, False, True]
+    assert model.unknown(text) == [False, False, False, False, True, False, False]
+    assert model.labels == ("no", "maybe", "yes")
+    ids, prefix = list(model.encode(text).ids), "bert.embeddings"
+    rows = (
+        model.tensors[f"{prefix}.word_embeddings.weight"][ids]
+        + model.tensors[f"{prefix}.position_embeddings.weight"][: len(ids)]
+        + model.tensors[f"{prefix}.token_type_embeddings.weight"][0]
+    )
+    assert torch.equal(model.embed(text), rows)
+
+
+def test_a_special_token_typed_as_a_word_is_special(tmp_path: Path) -> None:
+    assert load(write(tmp_path / "m")).special("a [SEP] film") == [True, False, True, False, True]
+
+
+def test_truncation_and_padding_in_the_tokenizer_file_are_switched_off(tmp_path: Path) -> None:
+    inner = word_level([WORDS], size=20, min_count=1)
+    inner.enable_truncation(4)
+    inner.enable_padding(length=12)
+    assert len(Tokenizer.of(inner).encode("a moving film , a film").ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no words"),
+        ("   \n", "no words"),
+        ("[CLS] [SEP]", "no words"),
+        ("zyzzyva qwerty", "vocabulary"),
+        ("a film " * 4, "10 tokens"),
+        ("broken \udcff bytes", "Unicode"),
+    ],
+)
+def test_bad_text_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    model = load(write(tmp_path / "m"))
+    for method in (model.tokens, model.embed, model.special, model.unknown):
+        with pytest.raises(BuffetError, match=complaint):
+            method(text)
+
+
+def test_rows_of_the_wrong_width_or_precision_are_refused(tmp_path: Path) -> None:
+    model = load(write(tmp_path / "m"))
+    with pytest.raises(BuffetError, match="7 wide"):
+        model.logits(torch.zeros(3, 7))
+    with pytest.raises(BuffetError, match="float32 or float64"):
+        model.logits(torch.zeros(3, 8, dtype=torch.float16))
+
+
+def test_words_as_people_type_them_and_as_a_treebank_writes_them() -> None:
+    tokenizer = word_level(["it 's n't mr. 10,000 u.s. ... ?!"], size=100, min_count=1)
+
+    def split(text: str) -> list[str]:
+        parts = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text))
+        return [word for word, _ in parts]
+
+    assert split("It's fun, isn’t it?!") == ["it", "'s", "fun", ",", "is", "n't", "it", "?!"]
+    assert split('Mr. X (U.S.) "won"...') == ["mr.", "x", "(", "u.s.", ")", '"', "won", '"', "..."]
+    already = "it is n't 10,000 , -lrb- u.s. -rrb- mr. 's ... no ?! 10-year-old 'em ' and/or ."
+    assert split(already) == already.split()
+
+
+# --- configuration -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported; supported: bert"),
+        ({"hidden_act": "swish"}, "hidden_act 'swish' is not supported; supported: relu, gelu, gelu_new"),
+        ({"num_attention_heads": 3}, "hidden_size 8 is not divisible by num_attention_heads 3"),
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"hidden_size": -8}, "hidden_size is -8"),
+        ({"hidden_size": "8"}, "hidden_size is '8'"),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"vocab_size": 2.5}, "vocab_size is 2.5"),
+        ({"intermediate_size": True}, "intermediate_size is True"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is None"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps is 0.0"),
+        ({"layer_norm_eps": math.nan}, "layer_norm_eps is nan"),
+        ({"layer_norm": "rms"}, "layer_norm is 'rms'"),
+        ({"pooling": "max"}, "pooling is 'max'"),
+        ({"norm_position": "both"}, "norm_position is 'both'"),
+        ({"num_labels": 2}, "num_labels is 2"),
+        ({"id2label": {"0": "only"}}, "num_labels is 1"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label has the keys"),
+        ({"pad_token_id": 20}, "pad_token_id 20 is outside vocab_size 20"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+    ],
+)
+def test_bad_config_values_are_refused(tmp_path: Path, changes: dict[str, object], complaint: str) -> None:
+    message = refusal(write(tmp_path / "m", **changes))
+    assert "config.json" in message
+    assert complaint in message
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", "null", "\x00", "[" * 100_000])
+def test_a_config_that_is_no_object_is_refused(tmp_path: Path, content: str) -> None:
+    directory = write(tmp_path / "m")
+    (directory / "config.json").write_text(content)
+    assert "config.json" in refusal(directory)
+
+
+def test_labels_have_names_by_default() -> None:
+    assert config_of(id2label=None, num_labels=3).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+# --- weights -----------------------------------------------------------------------------------------------
+
+
+def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
+    tensors = random_tensors(config_of())
+    moved = tensors.pop(QUERY)
+    assert QUERY in refusal(write(tmp_path / "missing", tensors))
+    message = refusal(
+        write(tmp_path / "extra", {**tensors, QUERY: moved, "bert.extra.weight": moved.clone()})
+    )
+    assert "bert.extra.weight" in message
+    assert "bert.encoder.layer.1" in refusal(write(tmp_path / "shallow", num_hidden_layers=1))
+
+
+def test_a_shape_that_disagrees_is_shown_beside_the_expected_one(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path / "m", intermediate_size=16))
+    assert "bert.encoder.layer.0.intermediate.dense.weight" in message
+    assert "[12, 8]" in message
+    assert "[16, 8]" in message
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_non_finite_weights_are_refused(tmp_path: Path, value: float) -> None:
+    tensors = random_tensors(config_of())
+    tensors[QUERY][3, 2] = value
+    assert f"{QUERY} has 1 non-finite" in refusal(write(tmp_path / "m", tensors))
+
+
+def test_a_float64_weight_too_large_for_float32_is_refused(tmp_path: Path) -> None:
+    tensors = random_tensors(config_of())
+    tensors[QUERY] = torch.full((8, 8), 1e300, dtype=torch.float64)
+    assert "non-finite" in refusal(write(tmp_path / "m", tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_float_types_become_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(config_of()).items()}
+    model = load(write(tmp_path / "m", tensors))
+    assert model.embed("a film").dtype == torch.float32
+    assert torch.equal(model.tensors[QUERY], tensors[QUERY].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = random_tensors(config_of())
+    tensors[QUERY] = tensors[QUERY].to(dtype)
+    message = refusal(write(tmp_path / "m", tensors))
+    assert QUERY in message
+    assert "supported: F64, F32, F16, BF16" in message
+
+
+def test_the_position_buffer_of_older_exports_is_ignored(tmp_path: Path) -> None:
+    buffer = {"bert.embeddings.position_ids": torch.arange(9)[None]}
+    load(write(tmp_path / "m", {**random_tensors(config_of()), **buffer}))
+
+
+class Bomb:
+    """Unpickling this creates a file: the proof that something was executed."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.target), "w")
+
+
+def test_a_pickle_is_refused_and_never_executed(tmp_path: Path) -> None:
+    directory, target = write(tmp_path / "m"), tmp_path / "executed"
+    weights = directory / "model.safetensors"
+    for protocol in (2, 5):
+        weights.write_bytes(pickle.dumps(Bomb(target), protocol=protocol))
+        assert "pickle or zip file, not safetensors" in refusal(directory)
+    weights.write_bytes(pickle.dumps(Bomb(target), protocol=0))
+    assert "not a complete safetensors file" in refusal(directory)
+    with zipfile.ZipFile(weights, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Bomb(target)))
+    assert "pickle or zip file" in refusal(directory)
+    weights.rename(directory / "pytorch_model.bin")
+    assert "found pytorch_model.bin" in refusal(directory)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 200, -1])
+def test_truncated_weights_are_refused(tmp_path: Path, size: int) -> None:
+    weights = write(tmp_path / "m") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    assert "not a complete safetensors file" in refusal(weights.parent)
+
+
+def test_a_header_that_lies_is_refused(tmp_path: Path) -> None:
+    weights = write(tmp_path / "m") / "model.safetensors"
+    weights.write_bytes(struct.pack("<Q", 2**62) + b"{}")
+    assert "not a complete safetensors file" in refusal(weights.parent)
+
+
+# --- files and names ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    directory = write(tmp_path / "m")
+    (directory / name).unlink()
+    assert f"{name}: no such file" in refusal(directory)
+
+
+def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
+    directory = write(tmp_path / "m")
+    for content in ("", "{}", "[]", '{"model": 3}'):
+        (directory / "tokenizer.json").write_text(content)
+        assert "not a tokenizer file" in refusal(directory)
+
+
+def test_a_tokenizer_with_more_words_than_embeddings_is_refused(tmp_path: Path) -> None:
+    directory = write(tmp_path / "m")
+    many = " ".join(f"word{i}" for i in range(40))
+    word_level([many], size=100, min_count=1).save(str(directory / "tokenizer.json"))
+    assert "ids up to 43, config.json says vocab_size 20" in refusal(directory)
+
+
+def test_an_unknown_name_lists_the_embedded_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "one")
+    monkeypatch.setattr(loading_model, "MODELS", tmp_path)
+    monkeypatch.setattr(loading_model, "DEFAULT", "one")
+    assert available() == ("one",)
+    assert load().name == load("one").name == "one"
+    for missing in ("two", tmp_path / "two", "two\nlines", "long" * 5000, "nul\0byte"):
+        assert "embedded model (one)" in refusal(missing)
+    assert "a file, not a checkpoint directory" in refusal(tmp_path / "one" / "config.json")
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tensors, texts = random_tensors(config_of()), {"config.json": json.dumps(CONFIG)}
+    write_checkpoint(out, texts, tensors)
+    with pytest.raises(BuffetError, match="not empty"):
+        write_checkpoint(out, texts, tensors)
+    with pytest.raises(TypeError):
+        write_checkpoint(out, {"config.json": 3}, tensors, overwrite=True)  # type: ignore[dict-item]
+    assert json.loads((out / "config.json").read_text()) == CONFIG
+    write_checkpoint(out, {"config.json": "{}"}, tensors, overwrite=True)
+    assert (out / "config.json").read_text() == "{}"
+    (out / "thesis.doc").write_text("precious")
+    with pytest.raises(BuffetError, match=r"thesis\.doc"):
+        write_checkpoint(out, texts, tensors, overwrite=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_embedded_model_loads_and_reads() -> None:
+    model = load()
+    positive, negative = (
+        int(model.logits(model.embed(text)).argmax()) for text in ("a gripping , moving film", "dull and bad")
+    )
+    assert (model.labels[positive], model.labels[negative]) == ("positive", "negative")
