@@ -1,0 +1,37 @@
+"""buffet proves how far the words of a sentence can move before a transformer may change its answer.
+
+>>> import buffet
+>>> model = buffet.load()                                      # the embedded sentiment model
+>>> x = model.embed("a gripping , moving film")                # tokens × width
+>>> region = buffet.LpBall(x, words=[2], p=2)                  # row 2 may move
+>>> buffet.verify(model, region, eps=0.01).verdict
+'certified'
+>>> radius = buffet.radius(model, region)
+>>> 0 < radius.certified < radius.attacked
+True
+"""
+
+from buffet.errors import BuffetError
+from buffet.loading import Model, load
+from buffet.methods import METHODS, Method
+from buffet.regions import Box, CandidateSet, LpBall, Region
+from buffet.search import Radius, TaskRadius, radius
+from buffet.verify import Engine, Verification, verify
+
+__all__ = [
+    "METHODS",
+    "Box",
+    "BuffetError",
+    "CandidateSet",
+    "Engine",
+    "LpBall",
+    "Method",
+    "Model",
+    "Radius",
+    "Region",
+    "TaskRadius",
+    "Verification",
+    "load",
+    "radius",
+    "verify",
+]

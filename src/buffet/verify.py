@@ -1,0 +1,190 @@
+"""From a query to a verdict. Only this module turns bounds into claims.
+
+A query is *certified* when every margin's lower bound is finite and strictly positive, *falsified* when a
+concrete point of the region was re-evaluated on the model and has another answer, and *unknown* otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from buffet.attack import AttackSettings, attack
+from buffet.bounds.substitution import Scene
+from buffet.errors import BuffetError
+from buffet.methods import Method, method_named
+from buffet.program import Program
+from buffet.regions import LpBall, Region
+
+Verdict = Literal["certified", "falsified", "unknown"]
+QUICK_ATTACK = AttackSettings(steps=10, restarts=1)
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """What verification needs of a model: its program in float32 and in float64."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def program64(self) -> Program: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the machine is used; nothing here changes what is proven."""
+
+    dtype: torch.dtype = torch.float32  # of the linear forms
+    memory: int = 2 << 30  # bytes the forms may take together
+    chunk: int = 4 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The answer to a query with one or more tasks.
+
+    `margins` are lower bounds of ``logit[label] − logit[other]``, valid everywhere in the region.
+    """
+
+    label: int
+    verdicts: tuple[Verdict, ...]
+    margins: Float[Tensor, "tasks others"]
+    clean_margin: float  # at the unmoved rows; negative: the label is not what the model answers
+    counterexamples: tuple[Tensor | None, ...]  # rows of a flipped input, per falsified task
+    seconds: float  # spent on bounds
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of all tasks together: certified only if every one is."""
+        if all(v == "certified" for v in self.verdicts):
+            return "certified"
+        return "falsified" if "falsified" in self.verdicts else "unknown"
+
+    @property
+    def margin(self) -> float:
+        """The smallest lower bound over tasks and other classes; NaN if there is none."""
+        return float(self.margins.min())
+
+
+def verify(
+    model: Classifier,
+    region: Region,
+    eps: float | Sequence[float] | Tensor | None = None,
+    method: str | Method = "baseline",
+    *,
+    label: int | None = None,
+    mask: Bool[Tensor, "tokens"] | None = None,
+    propagation: str | None = None,
+    window: int | None = None,
+    falsify: bool = True,
+    seed: int = 0,
+    engine: Engine | None = None,
+) -> Verification:
+    """Prove that no point of `region` changes the model's answer, or find one that does.
+
+    Args:
+        model: a loaded model (`buffet.load`).
+        region: what may move; an `LpBall` without a size takes it from `eps`.
+        eps: the size of the ball, one for all tasks or one per task.
+        method: a name in `buffet.METHODS`, or a `Method`.
+        label: the class to defend; by default the one the model gives the unmoved rows.
+        mask: False for the padding rows of the sentence.
+        propagation, window: replace these parts of the method.
+        falsify: when a task is not certified, look for a counterexample with a short attack.
+
+    Example:
+        >>> import buffet
+        >>> model = buffet.load()
+        >>> x = model.embed("a gripping , moving film")
+        >>> buffet.verify(model, buffet.LpBall(x, words=[2], p=2), eps=0.01).verdict
+        'certified'
+    """
+    region = _sized(region, eps)
+    if mask is not None:
+        region = without_padding(region, mask)
+    chosen = method_named(method, propagation=propagation, window=window)
+    label, clean_margin = clean_answer(model, region, label)
+    start = time.perf_counter()
+    margins = bound_margins(model, region, chosen, label, engine or Engine())
+    seconds = time.perf_counter() - start
+    certified = proven(margins) & (clean_margin > 0)
+    verdicts: list[Verdict] = ["certified" if c else "unknown" for c in certified.tolist()]
+    points: list[Tensor | None] = [None] * region.tasks
+    open_tasks = (~certified).nonzero()[:, 0].tolist()
+    if clean_margin < 0 or (falsify and open_tasks):
+        settings = AttackSettings(steps=QUICK_ATTACK.steps, restarts=QUICK_ATTACK.restarts, seed=seed)
+        found = attack(model.program64, region.select(open_tasks), label, settings)
+        for place, task in enumerate(open_tasks):
+            if found.success[place]:
+                verdicts[task], points[task] = "falsified", found.points[place]
+    return Verification(label, tuple(verdicts), margins, clean_margin, tuple(points), seconds)
+
+
+def proven(margins: Float[Tensor, "tasks others"]) -> Tensor:
+    """Which tasks their margins prove; NaN and infinity prove nothing."""
+    return ((margins > 0) & margins.isfinite()).all(-1)
+
+
+def bound_margins(
+    model: Classifier,
+    region: Region,
+    method: Method,
+    label: int,
+    engine: Engine,
+    scene: Scene | None = None,
+) -> Float[Tensor, "tasks others"]:
+    """Lower bounds of the margins of every task, in batches of tasks that fit the memory.
+
+    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again.
+    """
+    scene = scene or method.scene(model.program64, region.center, label)
+    width, tokens = region.width, region.center.shape[0]
+    size = torch.finfo(engine.dtype).bits // 8
+    # Largest tensors of one task: forms of a token × widest matrix in all inputs, a dozen alive at once.
+    widest = max(v.shape[-1] for v in scene.clean)
+    per_task = 12 * size * tokens * widest * (region.moved.shape[1] * width + 1)
+    step = max(1, engine.memory // per_task)
+    with torch.no_grad():
+        parts = [
+            method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk)
+            for part in torch.arange(region.tasks).split(step)
+        ]
+    return torch.cat(parts)
+
+
+def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
+    """The class to defend and its margin at the unmoved rows, checked against the model."""
+    x = region.center.double()
+    width = model.program64.input_width
+    if width != x.shape[1]:
+        raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
+    logits = model.program64.evaluate(x)
+    classes = logits.shape[-1]
+    if label is None:
+        label = int(logits.argmax())
+    elif not 0 <= label < classes:
+        raise BuffetError(f"label {label} is not a class of the model (0 to {classes - 1})")
+    others = torch.cat([logits[:label], logits[label + 1 :]])
+    return label, float(logits[label] - others.max())
+
+
+def without_padding(region: Region, mask: Bool[Tensor, "tokens"]) -> Region:
+    """The region of the sentence without padding; the first row, which classifiers read, must stay."""
+    if not bool(mask[0]):
+        raise BuffetError("the mask hides row 0, which the classifier reads")
+    return region.without_padding(mask)
+
+
+def _sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
+    if eps is None:
+        return region
+    if not isinstance(region, LpBall):
+        raise BuffetError(f"a {type(region).__name__} has no size: leave eps out")
+    return region.with_eps(eps)
