@@ -1,0 +1,121 @@
+"""The `buffet` command: which commands there are, and how every error reaches the user.
+
+A new command is a function with typer annotations in a file of its own and one entry in `COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from buffet.cli.bench import EXAMPLES as BENCH_EXAMPLES
+from buffet.cli.bench import bench
+from buffet.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
+from buffet.cli.certify import certify
+from buffet.cli.methods import methods
+from buffet.cli.models import models
+from buffet.cli.soundness import EXAMPLES as SOUNDNESS_EXAMPLES
+from buffet.cli.soundness import soundness
+from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
+from buffet.cli.train import train
+from buffet.errors import BuffetError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A function with typer annotations; its docstring is the help, the examples come after the options."""
+
+    run: Callable[..., None]
+    examples: tuple[str, ...] = ()
+
+
+COMMANDS: Mapping[str, Command] = {
+    "certify": Command(certify, CERTIFY_EXAMPLES),
+    "models": Command(models),
+    "methods": Command(methods),
+    "train": Command(train, TRAIN_EXAMPLES),
+    "soundness": Command(soundness, SOUNDNESS_EXAMPLES),
+    "bench": Command(bench, BENCH_EXAMPLES),
+}
+
+
+def _epilog(examples: Sequence[str]) -> str | None:
+    return "\n\n".join(["**Examples**", *(f"`{example}`" for example in examples)]) if examples else None
+
+
+# Typer carries its own copy of click since 0.26; this class is the right one in every version.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="buffet",
+    help="Proves how far the words of a sentence can move before a transformer classifier may change its "
+    "answer.",
+    epilog=_epilog(('buffet certify "a gripping , moving film"', "buffet certify --help")),
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"buffet {version('buffet')}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def _root(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """The options that go before a command."""
+
+
+for _name, _command in COMMANDS.items():
+    app.command(_name, epilog=_epilog(_command.examples))(_command.run)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0 certified (or simply done), 1 not certified, 2 a usage or input error, told in one line on stderr.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a letter shows its code instead of breaking off.
+            stream.reconfigure(errors="backslashreplace")
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = app(args=given or ["--help"], prog_name="buffet", standalone_mode=False)
+        sys.stdout.flush()
+    except BuffetError as error:
+        return _fail(str(error))
+    except UsageError as error:
+        where = error.ctx.command_path if error.ctx else "buffet"
+        return _fail(f"{error.format_message().rstrip('.')} (see {where} --help)")
+    except BrokenPipeError:
+        # The reader has left; keep the interpreter from complaining once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _fail(f"{error.filename}: {reason}" if error.filename else reason)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", code=130)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return code

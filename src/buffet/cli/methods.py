@@ -1,0 +1,27 @@
+"""`buffet methods`: the named ways to compute bounds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from buffet.bounds.propagation import PROPAGATIONS
+from buffet.cli.terminal import print_json, print_table
+from buffet.methods import METHODS
+
+
+def methods(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List the methods that --method takes, from the loosest and fastest on."""
+    if json:
+        print_json({name: asdict(method) for name, method in METHODS.items()})
+        return
+    table = Table("method", "propagation", "what it does", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, method in METHODS.items():
+        table.add_row(name, method.propagation, method.summary)
+    print_table(table)
+    typer.echo(f"\n--propagation takes: {', '.join(PROPAGATIONS)}")

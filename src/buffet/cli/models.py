@@ -1,0 +1,73 @@
+"""`buffet models`: what is shipped inside the package."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from buffet.cli.terminal import print_json, print_table
+from buffet.loading.config import read_config
+from buffet.loading.model import DEFAULT, MODELS, available
+
+
+def models(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """List the embedded models, whose names --model takes.
+
+    Any other model is given by its directory: config.json and model.safetensors as Hugging Face's BERT
+    sequence classifiers have them, and tokenizer.json.
+    """
+    described = [describe(name) for name in available()]
+    if json:
+        print_json(described)
+        return
+    heads = ("model", "layers", "width", "heads", "classes", "accuracy (dev)", "parameters", "size")
+    table = Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for model in described:
+        accuracy = model["dev_accuracy"]
+        table.add_row(
+            f"{model['name']}{' (default)' if model['default'] else ''}",
+            *(str(model[key]) for key in ("layers", "width", "heads")),
+            ", ".join(model["labels"]),
+            "not measured" if accuracy is None else f"{accuracy:.2%}",
+            f"{model['parameters']:,}",
+            f"{model['bytes'] / 1e6:.1f} MB",
+        )
+    print_table(table)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What config.json and the model card say about an embedded model; the weights are not read."""
+    directory = MODELS / name
+    config = read_config(directory / "config.json")
+    return {
+        "name": name,
+        "default": name == DEFAULT,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "labels": list(config.labels),
+        "activation": config.hidden_act,
+        "layer_norm": config.layer_norm,
+        "pooling": config.pooling,
+        "max_tokens": config.max_position_embeddings,
+        "vocabulary": config.vocab_size,
+        "dev_accuracy": card_accuracy(directory / "README.md", "dev"),
+        "test_accuracy": card_accuracy(directory / "README.md", "test"),
+        "parameters": sum(math.prod(shape) for shape in config.shapes().values()),
+        "bytes": sum(file.stat().st_size for file in directory.iterdir() if file.is_file()),
+    }
+
+
+def card_accuracy(card: Path, part: str) -> float | None:
+    """The accuracy on `part` that a model card states, as a fraction; None if it states none."""
+    if not card.is_file():
+        return None
+    found = re.search(rf"^\| {part} accuracy \| ([0-9.]+)%", card.read_text(encoding="utf-8"), re.MULTILINE)
+    return round(float(found[1]) / 100, 6) if found else None

@@ -1,0 +1,38 @@
+"""Numbers as people read them, rounded only to the side on which the claim stays true.
+
+A lower bound (a certified radius, a margin) is printed rounded down, an upper bound (an attacked radius)
+rounded up. The digits are taken from the exact value of the float, so no second rounding sneaks in.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+DIGITS = 4
+
+
+def round_down(value: float, digits: int = DIGITS) -> str:
+    """The largest number with `digits` significant digits that is ≤ `value`."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def round_up(value: float, digits: int = DIGITS) -> str:
+    """The smallest number with `digits` significant digits that is ≥ `value`."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    if digits < 1:
+        raise ValueError(f"digits is {digits}; a number has at least one")
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    short = Context(prec=digits, rounding=rounding).plus(Decimal(value))
+    power = short.adjusted()
+    if -4 <= power < digits + 2:
+        return f"{short:f}"
+    return f"{short:.{digits - 1}e}"
