@@ -26,9 +26,10 @@ from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, 
 class Rows:
     """Linear forms of a node's deviation, rows grouped by the token of the node they started from.
 
-    With ``diagonal`` the rows of group *i* read only token *i*: ``coefs[t, i, f, r]`` is the coefficient of
-    feature *f* of token *i* in row *r* of group *i*. Otherwise ``coefs[t, n, f, (i, r)]``. The task and token
-    axes may have size 1 where the coefficients do not depend on them.
+    With ``diagonal`` the rows of group *i* read only token *i* of the node (which may have more tokens than
+    there are groups): ``coefs[t, i, f, r]`` is the coefficient of its feature *f* in row *r* of group
+    *i*. Otherwise ``coefs[t, n, f, (i, r)]``. The task and token axes may have size 1 where the coefficients
+    do not depend on them.
     """
 
     coefs: Float[Tensor, "tasks tokens features rows"]
@@ -38,11 +39,13 @@ class Rows:
     def like(self, coefs: Tensor) -> Rows:
         return Rows(coefs, self.groups, self.diagonal)
 
-    def per_token(self, tokens: int) -> Rows:
-        """The same rows with the token axis at its full size."""
-        if self.coefs.shape[1] == tokens:
-            return self
-        return self.like(self.coefs.expand(-1, tokens, -1, -1))
+    def per_group(self) -> Tensor:
+        """The coefficients of diagonal rows with the token axis at its full size, one entry per group."""
+        return self.coefs.expand(-1, self.groups, -1, -1)
+
+    def read(self, values: Tensor) -> Tensor:
+        """The part of ``values[task, token, ...]`` that the rows read."""
+        return values[:, : self.groups] if self.diagonal else values
 
     def __add__(self, other: Rows) -> Rows:
         if self.diagonal == other.diagonal:
@@ -55,7 +58,7 @@ class Rows:
     def contract(self, values: Float[Tensor, "tasks tokens features"]) -> Float[Tensor, "_ groups rows"]:
         """``Σ values · coefs`` of every row."""
         if self.diagonal:
-            return (values.unsqueeze(2) @ self.per_token(self.groups).coefs).squeeze(2)
+            return (self.read(values).unsqueeze(2) @ self.per_group()).squeeze(2)
         flat = values.flatten(1).unsqueeze(1) @ self.coefs.flatten(1, 2)
         return flat.unflatten(-1, (self.groups, -1)).squeeze(1)
 
@@ -93,7 +96,7 @@ class Form:
 
 def _compose(form: Tensor, rows: Rows) -> Tensor:
     if rows.diagonal:
-        return (form.mT @ rows.per_token(rows.groups).coefs).transpose(1, 2)
+        return (rows.read(form).mT @ rows.per_group()).transpose(1, 2)
     return (form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)).unflatten(-1, (rows.groups, -1))
 
 
@@ -177,11 +180,17 @@ class AddPiece(Piece):
 
 @dataclass(frozen=True, eq=False)
 class PoolPiece(Piece):
-    """All tokens to one; the result's only token is the one group of its rows."""
+    """All tokens to one; the result's only token is the one group of its rows.
+
+    Rows of the first token stay diagonal: group 0 reads token 0.
+    """
 
     weights: Float[Tensor, "tokens"]
+    first: bool
 
     def pull(self, rows: Rows) -> Pulled:
+        if self.first:
+            return (rows,), None
         coefs = rows.coefs * self.weights[:, None, None]
         return (Rows(coefs, rows.groups, diagonal=False),), None
 
@@ -208,7 +217,8 @@ def exact_piece(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Piece 
         case Add():
             return AddPiece()
         case Pool():
-            return PoolPiece(op.weights(clean[0].shape[0], None, clean[0]).to(dtype))
+            weights = op.weights(clean[0].shape[0], None, clean[0])
+            return PoolPiece(weights.to(dtype), first=op.kind == "first")
     return None
 
 
@@ -224,8 +234,8 @@ class LinesPiece(Piece):
     def pull(self, rows: Rows) -> Pulled:
         # A⁺·lower + A⁻·upper = A·upper + A⁺·(lower − upper)
         positive = rows.like(rows.coefs.clamp_min(0))
-        gap = (self.lower_slope - self.upper_slope).unsqueeze(-1)
-        coefs = torch.addcmul(rows.coefs * self.upper_slope.unsqueeze(-1), positive.coefs, gap)
+        lower, upper = (rows.read(slope).unsqueeze(-1) for slope in (self.lower_slope, self.upper_slope))
+        coefs = torch.addcmul(rows.coefs * upper, positive.coefs, lower - upper)
         bias = rows.contract(self.upper_intercept)
         bias = bias + positive.contract(self.lower_intercept - self.upper_intercept)
         return (rows.like(coefs),), bias
@@ -264,12 +274,12 @@ class PlanesPiece(Piece):
         stays = not rows.diagonal or "i" in op.y
         to_y = f"t{op.out}r,t{op.terms}->t{op.y if stays else op.y + 'i'}r"
 
-        x = self._to_x(a, self.x_upper)
+        x = self._to_x(a, rows.read(self.x_upper))
         if self.x_gap is not None:
-            x = x + self._to_x(a_positive, self.x_gap)
-        y = torch.einsum(to_y, a, self.y_upper)
+            x = x + self._to_x(a_positive, rows.read(self.x_gap))
+        y = torch.einsum(to_y, a, rows.read(self.y_upper))
         if self.y_gap is not None:
-            y = y + torch.einsum(to_y, a_positive, self.y_gap)
+            y = y + torch.einsum(to_y, a_positive, rows.read(self.y_gap))
         bias = rows.contract(self.upper) + positive.contract(self.lower - self.upper)
         if not stays:
             y = y.flatten(-2)

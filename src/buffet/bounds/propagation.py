@@ -26,6 +26,8 @@ from buffet.bounds.substitution import Bounds, Relax, Scene, Stop, together
 from buffet.program import Apply, Bilinear, Input, Mix, Node, Program, Scores, Softmax
 from buffet.regions import Region
 
+NONLINEAR = (Apply, Bilinear, Softmax)
+
 
 @dataclass(frozen=True)
 class Propagation:
@@ -68,7 +70,9 @@ def bound_nodes(
     groups = together(program, needed | keeps)
     sharper: dict[int, Box] = {}
     for index, node in enumerate(program.nodes):
-        bounds.boxes[index] = _interval(bounds, node)
+        box = _interval(bounds, node, wanted=index in needed or propagation.keeps in ("boxes", "all"))
+        if box is not None:
+            bounds.boxes[index] = box
         if propagation.keeps == "boxes":
             continue
         bounds.linearise(index, node)
@@ -81,21 +85,22 @@ def bound_nodes(
                 sharper[index] = bounds.box_of_form(bounds.forms[index])
             elif index not in sharper:
                 sharper |= bounds.boxes_of(groups[index], stops)
-            bounds.boxes[index] &= sharper[index]
+            bounds.boxes[index] = sharper[index] & box if box else sharper[index]
     return bounds
 
 
 def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks others"]:
     """Lower bounds of the margins over the region; NaN where some bound is not a finite number."""
     root = len(bounds.nodes) - 1
-    lower = bounds.boxes[root].lower.squeeze(1)
-    if propagation.keeps != "boxes":
-        if propagation.margin == "input":
-            exact = bounds.relaxed(bounds.relax, torch.float64)
-            linear = exact.margin(exact.locals)
-        else:
-            linear = bounds.margin(_stops(bounds, root, propagation))
-        lower = torch.maximum(lower, linear)
+    if propagation.keeps == "boxes":
+        lower = bounds.boxes[root].lower.squeeze(1)
+    elif propagation.margin == "input":
+        exact = bounds.relaxed(bounds.relax, torch.float64)
+        lower = exact.margin(exact.locals)
+    else:
+        lower = bounds.margin(_stops(bounds, root, propagation))
+        if root in bounds.boxes:
+            lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     for index in needed_boxes(bounds.scene.program):
         lower = torch.where(bounds.boxes[index].isfinite()[:, None], lower, torch.nan)
     return bounds.clean[root] + lower
@@ -106,7 +111,7 @@ def needed_boxes(program: Program) -> frozenset[int]:
 
     The box of an elementwise function of a bounded node is already exact.
     """
-    read = {i for n in program.nodes if isinstance(n.op, Apply | Bilinear | Softmax) for i in n.inputs}
+    read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
     return frozenset(i for i in read if not isinstance(program.nodes[i].op, Input | Apply))
 
 
@@ -176,12 +181,19 @@ def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
     return bounds.pieces[index].push(*forms) if len(forms) == len(node.inputs) else None
 
 
-def _interval(bounds: Bounds, node: Node) -> Box:
+def _interval(bounds: Bounds, node: Node, wanted: bool) -> Box | None:
+    """Interval arithmetic, for nonlinear operations always and for linear ones where it may tell something.
+
+    The inputs of a nonlinearity have boxes; a linear operation gets one from boxes of its inputs only if it
+    is `wanted` and they have them, so that no interval is carried through a chain of linear operations.
+    """
     if isinstance(node.op, Input):
         region = bounds.region
         full = torch.zeros(region.tasks, *region.center.shape, dtype=torch.float64)
         index = region.moved[..., None].expand(-1, -1, region.width)
         return Box(*(full.to(index.device).scatter(1, index, side) for side in region.extent()))
+    if not isinstance(node.op, NONLINEAR) and not (wanted and all(i in bounds.boxes for i in node.inputs)):
+        return None
     return interval(
         node.op, tuple(bounds.clean[i] for i in node.inputs), *(bounds.boxes[i] for i in node.inputs)
     )

@@ -47,10 +47,13 @@ class Local:
         task = torch.arange(tasks, device=self.moved.device)[:, None]
         coefs = rows.coefs.expand(tasks, *rows.coefs.shape[1:])
         if rows.diagonal:
-            read = self.matrix.mT @ rows.like(coefs).per_token(rows.groups).coefs[task, self.moved]
+            # Word d of a task is read by group d only, if there is one.
+            group = self.moved.clamp_max(rows.groups - 1)
+            read = self.matrix.mT @ rows.like(coefs).per_group()[task, group]
+            read = torch.where((group == self.moved)[..., None, None], read, 0.0)
             form = read.new_zeros(tasks, moved, width, rows.groups, read.shape[3])
             word = torch.arange(moved, device=self.moved.device)
-            form[task, word, :, self.moved] = read
+            form[task, word, :, group] = read
         else:
             form = (self.matrix.mT @ coefs[task, self.moved]).unflatten(-1, (rows.groups, -1))
         return form.flatten(1, 2), None
@@ -196,11 +199,9 @@ class Bounds:
 
     def box_of_form(self, form: Form) -> Box:
         """The box of a node whose form is kept."""
-        sides = []
-        for side in (form.lower, -form.upper):
-            side = side.movedim(-1, 1)
-            sides.append(self.concretise(side[:, :-1], side[:, -1]))
-        return Box(sides[0], -sides[1])
+        sides = torch.stack([form.lower, -form.upper], 1).movedim(-1, 1)
+        lower, upper = self.concretise(sides[:, :-1], sides[:, -1]).unbind(1)
+        return Box(lower, -upper)
 
     def margin(self, stops: Mapping[int, Stop]) -> Float[Tensor, "tasks others"]:
         """Lower bounds of the deviation of the last node, which has one token."""
@@ -241,13 +242,14 @@ def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
             continue
         dense = pending.pop(index)
         tokens, features = scene.clean[index].shape
-        widest = max(widest, tokens * features * (groups if dense else 1))
+        widest = max(widest, (tokens if dense else 1) * features * groups)
         if index not in stops:
             node = scene.program.nodes[index]
+            mixes = isinstance(node.op, Scores | Mix) or (
+                isinstance(node.op, Pool) and node.op.kind == "mean"
+            )
             for source in node.inputs:
-                pending[source] = (
-                    pending.get(source, False) or dense or isinstance(node.op, Scores | Mix | Pool)
-                )
+                pending[source] = pending.get(source, False) or dense or mixes
     return widest
 
 
