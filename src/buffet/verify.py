@@ -43,7 +43,7 @@ class Engine:
 
     dtype: torch.dtype = torch.float32  # of the linear forms
     memory: int = 2 << 30  # bytes the forms may take together
-    chunk: int = 4 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
+    chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,10 @@ def bound_margins(
     widest = max(v.shape[-1] for v in scene.clean)
     per_task = 12 * size * tokens * widest * (region.moved.shape[1] * width + 1)
     step = max(1, engine.memory // per_task)
-    with torch.no_grad():
+    if method.describe().keeps == "none":
+        # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
+        step = min(step, max(1, engine.chunk // (64 * size * tokens**2 * widest)))
+    with torch.inference_mode():
         parts = [
             method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk)
             for part in torch.arange(region.tasks).split(step)

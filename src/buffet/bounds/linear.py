@@ -235,7 +235,7 @@ class LinesPiece(Piece):
         # A⁺·lower + A⁻·upper = A·upper + A⁺·(lower − upper)
         positive = rows.like(rows.coefs.clamp_min(0))
         lower, upper = (rows.read(slope).unsqueeze(-1) for slope in (self.lower_slope, self.upper_slope))
-        coefs = torch.addcmul(rows.coefs * upper, positive.coefs, lower - upper)
+        coefs = (rows.coefs * upper).addcmul_(positive.coefs, lower - upper)
         bias = rows.contract(self.upper_intercept)
         bias = bias + positive.contract(self.lower_intercept - self.upper_intercept)
         return (rows.like(coefs),), bias
@@ -276,10 +276,10 @@ class PlanesPiece(Piece):
 
         x = self._to_x(a, rows.read(self.x_upper))
         if self.x_gap is not None:
-            x = x + self._to_x(a_positive, rows.read(self.x_gap))
+            x = x.add_(self._to_x(a_positive, rows.read(self.x_gap)))
         y = torch.einsum(to_y, a, rows.read(self.y_upper))
         if self.y_gap is not None:
-            y = y + torch.einsum(to_y, a_positive, rows.read(self.y_gap))
+            y = y.add_(torch.einsum(to_y, a_positive, rows.read(self.y_gap)))
         bias = rows.contract(self.upper) + positive.contract(self.lower - self.upper)
         if not stays:
             y = y.flatten(-2)

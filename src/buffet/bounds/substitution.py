@@ -83,9 +83,12 @@ class Scene:
     def exact(self, dtype: torch.dtype) -> list[Piece | None]:
         """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
         if dtype not in self._exact:
-            self._exact[dtype] = [
-                exact_piece(n.op, tuple(self.clean[i] for i in n.inputs), dtype) for n in self.program.nodes
-            ]
+            # The pieces outlive the call: ordinary tensors, even if this call needs no gradients.
+            with torch.inference_mode(False):
+                self._exact[dtype] = [
+                    exact_piece(n.op, tuple(self.clean[i] for i in n.inputs), dtype)
+                    for n in self.program.nodes
+                ]
         return self._exact[dtype]
 
 
@@ -154,7 +157,7 @@ class Bounds:
             rows = pending.pop(index)
             if index in stops:
                 part, bias = stops[index].compose(rows)
-                coefs = part if coefs is None else coefs + part
+                coefs = part if coefs is None else coefs.add_(part)
             else:
                 parts, bias = self.pieces[index].pull(rows)
                 for source, pulled in zip(self.nodes[index].inputs, parts, strict=True):
