@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -159,7 +159,13 @@ def bound_margins(
             method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk)
             for part in torch.arange(region.tasks).split(step)
         ]
-    return torch.cat(parts)
+    margins = torch.cat(parts)
+    lost = margins.isnan().any(-1)
+    if engine.dtype == torch.float32 and bool(lost.any()):
+        # Bounds too wide for single precision; most are hopeless, but some are not.
+        wide = replace(engine, dtype=torch.float64)
+        margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene)
+    return margins
 
 
 def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:

@@ -31,6 +31,8 @@ from buffet.program import (
     Softmax,
 )
 
+EPS = torch.finfo(torch.float64).eps
+
 
 @dataclass(frozen=True)
 class Box:
@@ -43,9 +45,10 @@ class Box:
         """The intersection; a NaN on either side stays a NaN."""
         return Box(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
 
-    def isfinite(self) -> Bool[Tensor, "tasks"]:
-        """Which tasks have only finite bounds."""
-        return (self.upper - self.lower).isfinite().all(-1).all(-1)
+    def usable(self, clean: Float[Tensor, "tokens features"], dtype: torch.dtype) -> Bool[Tensor, "tasks"]:
+        """Which tasks have only finite bounds, none so wide that `dtype` cannot carry its coefficients."""
+        widest = 0.1 / torch.finfo(dtype).eps * (1 + clean.abs())
+        return ((self.upper - self.lower) < widest).all(-1).all(-1)
 
 
 @singledispatch
@@ -56,12 +59,11 @@ def interval(op: Op, clean: tuple[Tensor, ...], *boxes: Box) -> Box:
 
 @interval.register
 def _affine(op: Affine, clean: tuple[Tensor, ...], x: Box) -> Box:
-    middle, radius = (x.upper + x.lower) / 2, (x.upper - x.lower) / 2
-    middle, radius = middle @ op.weight.mT, radius @ op.weight.abs().mT
-    lower = middle - radius
+    positive, negative = op.weight.clamp_min(0).mT, op.weight.clamp_max(0).mT
+    lower = x.lower @ positive + x.upper @ negative
     if op.least > -math.inf:
         lower = torch.maximum(lower, op.least - op.evaluate(*clean))
-    return Box(lower, middle + radius)
+    return Box(lower, x.upper @ positive + x.lower @ negative)
 
 
 @interval.register
@@ -74,8 +76,8 @@ def _diagonal(op: Diagonal, clean: tuple[Tensor, ...], x: Box) -> Box:
 def _center(op: Center, clean: tuple[Tensor, ...], x: Box) -> Box:
     # y_i = (1 − 1/w) x_i − Σ_{j≠i} x_j / w
     share = 1 / x.lower.shape[-1]
-    others_lower, others_upper = (v.mean(-1, keepdim=True) - share * v for v in (x.lower, x.upper))
-    return Box((1 - share) * x.lower - others_upper, (1 - share) * x.upper - others_lower)
+    others_lower, others_upper = (_others(v, torch.cumsum, 0.0, torch.add) for v in (x.lower, x.upper))
+    return Box((1 - share) * x.lower - share * others_upper, (1 - share) * x.upper - share * others_lower)
 
 
 @interval.register
@@ -99,7 +101,7 @@ def _apply(op: Apply, clean: tuple[Tensor, ...], x: Box) -> Box:
     f = FUNCTIONS[op.function]
     lower, upper = f.image(clean[0] + x.lower, clean[0] + x.upper)
     at_clean = f.value(clean[0])
-    return Box(lower - at_clean, upper - at_clean)
+    return Box(*_outward(lower, upper, at_clean))
 
 
 @interval.register
@@ -129,13 +131,14 @@ def sum_terms(op: Bilinear, value: Tensor) -> Tensor:
 @interval.register
 def _normalise(op: Normalise, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
     """``e_j / Σ e`` over a box of positive e: the own entry against all the others."""
-    e, low, high = (
-        v.unflatten(-1, (op.heads, -1)) for v in (clean[0], clean[0] + x.lower, clean[0] + x.upper)
-    )
-    p = e / e.sum(-1, keepdim=True)
+    e = clean[0].unflatten(-1, (op.heads, -1))
+    # The clean value and its deviation may cancel; e itself is never negative.
+    low, high = (v.unflatten(-1, (op.heads, -1)) for v in (x.lower, x.upper))
+    low = (e + low - EPS * (e + low.abs())).clamp_min(0)
+    high = e + high + EPS * (e + high.abs())
     p_lower = low / (low + _others(high, torch.cumsum, 0.0, torch.add))
     p_upper = high / (high + _others(low, torch.cumsum, 0.0, torch.add))
-    return Box((p_lower - p).flatten(2), (p_upper - p).flatten(2))
+    return Box(*(v.flatten(2) for v in _outward(p_lower, p_upper, e / e.sum(-1, keepdim=True))))
 
 
 @interval.register
@@ -144,10 +147,15 @@ def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box) -> Box:
     s, low, high = (
         v.unflatten(-1, (op.heads, -1)) for v in (clean[0], clean[0] + x.lower, clean[0] + x.upper)
     )
-    p = s.softmax(-1)
     p_lower = torch.sigmoid(low - _others(high, torch.logcumsumexp, -math.inf, torch.logaddexp))
     p_upper = torch.sigmoid(high - _others(low, torch.logcumsumexp, -math.inf, torch.logaddexp))
-    return Box((p_lower - p).flatten(2), (p_upper - p).flatten(2))
+    return Box(*(v.flatten(2) for v in _outward(p_lower, p_upper, s.softmax(-1))))
+
+
+def _outward(lower: Tensor, upper: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
+    """The deviation from the clean value, rounded outward: the two may nearly cancel."""
+    slack = 4 * EPS * clean.abs()
+    return lower - clean - 4 * EPS * lower.abs() - slack, upper - clean + 4 * EPS * upper.abs() + slack
 
 
 def _others(

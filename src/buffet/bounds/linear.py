@@ -13,6 +13,7 @@ matrix product over contiguous memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,14 @@ class Rows:
         """The part of ``values[task, token, ...]`` that the rows read."""
         return values[:, : self.groups] if self.diagonal else values
 
+    def parts(self) -> tuple[Rows, Rows]:
+        """The positive and the negative coefficients.
+
+        They are kept apart: ``A·upper + A⁺·(lower − upper)`` would be one pass shorter, and wrong in the last
+        digits of `lower` when `upper` is much larger.
+        """
+        return self.like(self.coefs.clamp_min(0)), self.like(self.coefs.clamp_max(0))
+
     def __add__(self, other: Rows) -> Rows:
         if self.diagonal == other.diagonal:
             return self.like(self.coefs + other.coefs)
@@ -65,33 +74,50 @@ class Rows:
 
 @dataclass(frozen=True)
 class Form:
-    """Linear bounds ``mid·δ − rad·δ ≤ deviation ≤ mid·δ + rad·δ`` of every entry of a node.
+    """Linear bounds ``lower·δ ≤ deviation ≤ upper·δ`` of every entry of a node.
 
-    The last column of `mid` and `rad` is the constant term (δ is extended by a 1). ``rad = None`` means the
-    form is exact.
+    The last column is the constant term (δ is extended by a 1). ``upper is lower`` means the form is exact.
     """
 
-    mid: Float[Tensor, "tasks tokens features inputs"]
-    rad: Float[Tensor, "tasks tokens features inputs"] | None = None
+    lower: Float[Tensor, "tasks tokens features inputs"]
+    upper: Float[Tensor, "tasks tokens features inputs"]
 
     @classmethod
-    def between(cls, lower: Tensor, upper: Tensor) -> Form:
-        return cls((lower + upper) / 2, (upper - lower) / 2)
+    def exactly(cls, form: Tensor) -> Form:
+        return cls(form, form)
 
     @property
-    def lower(self) -> Tensor:
-        return self.mid if self.rad is None else self.mid - self.rad
-
-    @property
-    def upper(self) -> Tensor:
-        return self.mid if self.rad is None else self.mid + self.rad
+    def exact(self) -> bool:
+        return self.upper is self.lower
 
     def compose(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Lower linear bound ``A·mid − |A|·rad`` of every row: coefficients of the input, and constants."""
-        total = _compose(self.mid, rows)
-        if self.rad is not None:
-            total = total - _compose(self.rad, rows.like(rows.coefs.abs()))
+        """Lower linear bounds ``A⁺·lower + A⁻·upper`` of the rows: coefficients of δ, and constants."""
+        if self.exact:
+            total = _compose(self.lower, rows)
+        else:
+            positive, negative = rows.parts()
+            total = _compose(self.lower, positive).add_(_compose(self.upper, negative))
         return total[:, :-1], total[:, -1]
+
+    def through(self, apply: Callable[[Tensor, Tensor], Tensor], lower: Tensor, upper: Tensor) -> Form:
+        """The form behind an operation between the linear maps `lower` and `upper`; ``apply(map, form)``.
+
+        The lower bound takes this form's lower bound where the map is positive, its upper one elsewhere.
+        """
+        if self.exact:
+            below = apply(lower, self.lower)
+            return Form(below, below) if upper is lower else Form(below, apply(upper, self.lower))
+        below = apply(lower.clamp_min(0), self.lower) + apply(lower.clamp_max(0), self.upper)
+        above = apply(upper.clamp_min(0), self.upper) + apply(upper.clamp_max(0), self.lower)
+        return Form(below, above)
+
+    def plus(self, lower: Tensor, upper: Tensor) -> Form:
+        """The form with constants added to its two sides."""
+        return Form(_plus_constant(self.lower, lower), _plus_constant(self.upper, upper))
+
+    def __add__(self, other: Form) -> Form:
+        lower = self.lower + other.lower
+        return Form(lower, lower if self.exact and other.exact else self.upper + other.upper)
 
 
 def _compose(form: Tensor, rows: Rows) -> Tensor:
@@ -123,8 +149,7 @@ class AffinePiece(Piece):
         return (rows.like(self.weight.mT @ rows.coefs),), None
 
     def push(self, *forms: Form) -> Form:
-        (x,) = forms
-        return Form(self.weight @ x.mid, None if x.rad is None else self.weight.abs() @ x.rad)
+        return forms[0].through(torch.matmul, self.weight, self.weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +160,8 @@ class DiagonalPiece(Piece):
         return (rows.like(rows.coefs * self.weight[:, None]),), None
 
     def push(self, *forms: Form) -> Form:
-        (x,) = forms
-        w = self.weight[:, None]
-        return Form(w * x.mid, None if x.rad is None else w.abs() * x.rad)
+        weight = self.weight[:, None]
+        return forms[0].through(torch.mul, weight, weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +172,9 @@ class CenterPiece(Piece):
         return (rows.like(rows.coefs - rows.coefs.mean(2, keepdim=True)),), None
 
     def push(self, *forms: Form) -> Form:
-        (x,) = forms
-        mid = x.mid - x.mid.mean(2, keepdim=True)
-        if x.rad is None:
-            return Form(mid)
-        # |I − 11ᵀ/w| has 1 − 1/w on the diagonal and 1/w elsewhere.
-        return Form(mid, x.rad * (1 - 2 / x.rad.shape[2]) + x.rad.mean(2, keepdim=True))
+        width = forms[0].lower.shape[2]
+        eye = torch.eye(width, dtype=forms[0].lower.dtype, device=forms[0].lower.device)
+        return forms[0].through(torch.matmul, eye - 1 / width, eye - 1 / width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +194,7 @@ class AddPiece(Piece):
         return (rows, rows), None
 
     def push(self, *forms: Form) -> Form:
-        a, b = forms
-        rads = [f.rad for f in forms if f.rad is not None]
-        return Form(a.mid + b.mid, sum(rads[1:], rads[0]) if rads else None)
+        return forms[0] + forms[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,12 +214,10 @@ class PoolPiece(Piece):
         return (Rows(coefs, rows.groups, diagonal=False),), None
 
     def push(self, *forms: Form) -> Form:
-        (x,) = forms
-        parts = (
-            None if f is None else torch.einsum("n,tnfd->tfd", self.weights, f)[:, None]
-            for f in (x.mid, x.rad)
-        )
-        return Form(*parts)  # type: ignore[arg-type]
+        def pool(weights: Tensor, form: Tensor) -> Tensor:
+            return torch.einsum("n,tnfd->tfd", weights, form)[:, None]
+
+        return forms[0].through(pool, self.weights, self.weights)
 
 
 def exact_piece(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Piece | None:
@@ -232,55 +249,49 @@ class LinesPiece(Piece):
     upper_intercept: Float[Tensor, "tasks tokens features"]
 
     def pull(self, rows: Rows) -> Pulled:
-        # A⁺·lower + A⁻·upper = A·upper + A⁺·(lower − upper)
-        positive = rows.like(rows.coefs.clamp_min(0))
+        positive, negative = rows.parts()
         lower, upper = (rows.read(slope).unsqueeze(-1) for slope in (self.lower_slope, self.upper_slope))
-        coefs = (rows.coefs * upper).addcmul_(positive.coefs, lower - upper)
-        bias = rows.contract(self.upper_intercept)
-        bias = bias + positive.contract(self.lower_intercept - self.upper_intercept)
+        coefs = (positive.coefs * lower).addcmul_(negative.coefs, upper)
+        bias = positive.contract(self.lower_intercept).add_(negative.contract(self.upper_intercept))
         return (rows.like(coefs),), bias
 
     def push(self, *forms: Form) -> Form:
-        (x,) = forms
-        lower = _signed(self.lower_slope.unsqueeze(-1), x, -1)
-        upper = _signed(self.upper_slope.unsqueeze(-1), x, 1)
-        return Form.between(
-            _plus_constant(lower, self.lower_intercept), _plus_constant(upper, self.upper_intercept)
-        )
+        lower, upper = self.lower_slope.unsqueeze(-1), self.upper_slope.unsqueeze(-1)
+        return forms[0].through(torch.mul, lower, upper).plus(self.lower_intercept, self.upper_intercept)
 
 
 @dataclass(frozen=True, eq=False)
 class PlanesPiece(Piece):
     """A sum of products between two planes per term (`products.planes`).
 
-    Per term, ``x_upper·x + y_upper·y`` plus a constant bounds the product from above; the same planes plus
-    their `gap` bound it from below (``None``: both planes agree). The coefficients carry all term axes of
-    `op`, of size 1 where they do not depend on an axis.
+    Per term, ``x_lower·x + y_lower·y`` plus a constant bounds the product from below, and likewise from above
+    (``y_upper is y_lower`` where the planes agree). The coefficients carry all term axes of `op`, of size 1
+    where they do not depend on an axis.
     """
 
     op: Bilinear
+    x_lower: Tensor
     x_upper: Tensor
-    x_gap: Tensor | None
+    y_lower: Tensor
     y_upper: Tensor
-    y_gap: Tensor | None
     lower: Float[Tensor, "tasks tokens features"]
     upper: Float[Tensor, "tasks tokens features"]
 
     def pull(self, rows: Rows) -> Pulled:
-        # A⁺·lower + A⁻·upper = A·upper + A⁺·gap
         op = self.op
-        positive = rows.like(rows.coefs.clamp_min(0))
-        a, a_positive = (_split(op, r.coefs, op.out) for r in (rows, positive))
+        positive, negative = rows.parts()
+        a, a_positive, a_negative = (_split(op, r.coefs, op.out) for r in (rows, positive, negative))
         stays = not rows.diagonal or "i" in op.y
         to_y = f"t{op.out}r,t{op.terms}->t{op.y if stays else op.y + 'i'}r"
 
-        x = self._to_x(a, rows.read(self.x_upper))
-        if self.x_gap is not None:
-            x = x.add_(self._to_x(a_positive, rows.read(self.x_gap)))
-        y = torch.einsum(to_y, a, rows.read(self.y_upper))
-        if self.y_gap is not None:
-            y = y.add_(torch.einsum(to_y, a_positive, rows.read(self.y_gap)))
-        bias = rows.contract(self.upper) + positive.contract(self.lower - self.upper)
+        x = self._to_x(a_positive, rows.read(self.x_lower))
+        x = x.add_(self._to_x(a_negative, rows.read(self.x_upper)))
+        if self.y_upper is self.y_lower:
+            y = torch.einsum(to_y, a, rows.read(self.y_lower))
+        else:
+            y = torch.einsum(to_y, a_positive, rows.read(self.y_lower))
+            y = y + torch.einsum(to_y, a_negative, rows.read(self.y_upper))
+        bias = positive.contract(self.lower).add_(negative.contract(self.upper))
         if not stays:
             y = y.flatten(-2)
         return (
@@ -297,34 +308,53 @@ class PlanesPiece(Piece):
         return planes.permute(0, *(op.terms.index(c) + 1 for c in order)) @ coefs
 
     def push(self, *forms: Form) -> Form:
-        def bound(x_plane: Tensor, y_plane: Tensor, sign: int, constant: Tensor) -> Tensor:
-            total = self._combine(x_plane, forms[0], self.op.x, sign)
-            total = total + self._combine(y_plane, forms[1], self.op.y, sign)
-            return _plus_constant(total.flatten(2, -2), constant)
+        op = self.op
 
-        x_lower = self.x_upper if self.x_gap is None else self.x_upper + self.x_gap
-        y_lower = self.y_upper if self.y_gap is None else self.y_upper + self.y_gap
-        return Form.between(
-            bound(x_lower, y_lower, -1, self.lower), bound(self.x_upper, self.y_upper, 1, self.upper)
-        )
+        def along(axes: str) -> Callable[[Tensor, Tensor], Tensor]:
+            pattern = f"t{op.terms},t{axes}d->t{op.out}d"
+            return lambda planes, form: torch.einsum(pattern, planes, _split(op, form, axes)).flatten(2, -2)
 
-    def _combine(self, planes: Tensor, form: Form, axes: str, sign: int) -> Tensor:
-        pattern = f"t{self.op.terms},t{axes}d->t{self.op.out}d"
-        total = torch.einsum(pattern, planes, _split(self.op, form.mid, axes))
-        if form.rad is None:
-            return total
-        spread = torch.einsum(pattern, planes.abs(), _split(self.op, form.rad, axes))
-        return torch.add(total, spread, alpha=sign)
+        x = forms[0].through(along(op.x), self.x_lower, self.x_upper)
+        y = forms[1].through(along(op.y), self.y_lower, self.y_upper)
+        return (x + y).plus(self.lower, self.upper)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxPiece(Piece):
+    """Attention weights between linear functions of all scores of their query (`softmax.softmax_piece`).
+
+    ``lower_slope[..., j, k]`` is the slope of weight j in score k below, `upper_slope` above.
+    """
+
+    lower_slope: Float[Tensor, "tasks tokens heads keys keys"]
+    upper_slope: Float[Tensor, "tasks tokens heads keys keys"]
+    lower: Float[Tensor, "tasks tokens features"]
+    upper: Float[Tensor, "tasks tokens features"]
+
+    def pull(self, rows: Rows) -> Pulled:
+        # The weights of a query sum to 1, so their deviations to 0: any constant may be taken off their
+        # coefficients before they are split by sign. The median leaves the least to be relaxed.
+        a = self._split(rows.coefs)
+        shifted = rows.like((a - a.median(3, keepdim=True).values).flatten(2, 3))
+        positive, negative = shifted.parts()
+        x = rows.read(self.lower_slope).mT @ self._split(positive.coefs)
+        x = x.add_(rows.read(self.upper_slope).mT @ self._split(negative.coefs))
+        bias = positive.contract(self.lower).add_(negative.contract(self.upper))
+        return (rows.like(x.flatten(2, 3)),), bias
+
+    def push(self, *forms: Form) -> Form:
+        def apply(slope: Tensor, form: Tensor) -> Tensor:
+            return (slope @ self._split(form)).flatten(2, 3)
+
+        return forms[0].through(apply, self.lower_slope, self.upper_slope).plus(self.lower, self.upper)
+
+    def _split(self, value: Tensor) -> Tensor:
+        return value.unflatten(2, (self.lower_slope.shape[2], -1))
 
 
 def _split(op: Bilinear, value: Tensor, axes: str) -> Tensor:
     """View ``[tasks, tokens, features, last]`` with the features split into the axes of `op`."""
     return value.unflatten(2, (op.heads, -1)) if len(axes) == 3 else value
-
-
-def _signed(slope: Tensor, form: Form, sign: int) -> Tensor:
-    total = slope * form.mid
-    return total if form.rad is None else torch.addcmul(total, slope.abs(), form.rad, value=sign)
 
 
 def _plus_constant(form: Tensor, constant: Tensor) -> Tensor:

@@ -57,10 +57,10 @@ def planes(
 
     return PlanesPiece(
         op=op,
+        x_lower=cast(x_lower),
         x_upper=cast(x_upper),
-        x_gap=cast(x_lower - x_upper),
-        y_upper=cast(y_upper),
-        y_gap=None if same_y else cast(y_lower - y_upper),
+        y_lower=(y_stored := cast(y_lower)),
+        y_upper=y_stored if same_y else cast(y_upper),
         lower=cast(lower),
         upper=cast(upper),
     )

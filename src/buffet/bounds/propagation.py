@@ -90,19 +90,20 @@ def bound_nodes(
 
 
 def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks others"]:
-    """Lower bounds of the margins over the region; NaN where some bound is not a finite number."""
+    """Lower bounds of the margins over the region; NaN where there is none to be trusted."""
     root = len(bounds.nodes) - 1
     if propagation.keeps == "boxes":
-        lower = bounds.boxes[root].lower.squeeze(1)
-    elif propagation.margin == "input":
+        return bounds.clean[root] + bounds.boxes[root].lower.squeeze(1)
+    if propagation.margin == "input":
         exact = bounds.relaxed(bounds.relax, torch.float64)
         lower = exact.margin(exact.locals)
     else:
         lower = bounds.margin(_stops(bounds, root, propagation))
-        if root in bounds.boxes:
-            lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     for index in needed_boxes(bounds.scene.program):
-        lower = torch.where(bounds.boxes[index].isfinite()[:, None], lower, torch.nan)
+        usable = bounds.boxes[index].usable(bounds.clean[index], bounds.dtype)
+        lower = torch.where(usable[:, None], lower, torch.nan)
+    if root in bounds.boxes:
+        lower = torch.fmax(lower, bounds.boxes[root].lower.squeeze(1))
     return bounds.clean[root] + lower
 
 

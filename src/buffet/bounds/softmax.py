@@ -1,6 +1,7 @@
-"""Softmax, written as operations that products and elementwise relaxations already know.
+"""Softmax: taken apart into operations the rest knows, or bounded as a whole.
 
-`decompose` replaces every softmax by ``exp``, a sum, ``1/·`` and a product (Shi et al. 2020).
+`decompose` replaces every softmax by ``exp``, a sum, ``1/·`` and a product (Shi et al. 2020); `softmax_piece`
+bounds the attention weights directly (Wei et al. 2023).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buffet.bounds.intervals import Box
+from buffet.bounds.linear import SoftmaxPiece
 from buffet.program import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 
 
@@ -40,3 +43,118 @@ def decompose(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Progr
         else:
             moved.append(add(node.op, *inputs))
     return Program(tuple(nodes)), values
+
+
+def softmax_piece(
+    op: Softmax,
+    clean: Float[Tensor, "tokens features"],
+    scores: Box,
+    *,
+    point: Float[Tensor, "#tasks #tokens #heads #keys #keys"] | float = 0.5,
+    mixture: Float[Tensor, "#tasks #tokens #heads #keys"] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> SoftmaxPiece:
+    """Linear bounds of every attention weight in the scores of its query (Wei et al. 2023).
+
+    With x the scores of one query and head, x_k ∈ [l_k, u_k], and C_k the chord of exp over that range:
+
+        above   p_j = exp(log p_j), log p_j = x_j − LSE(x): the chord of exp over [log p̲_j, log p̄_j] of the
+                concave log p_j                                                          (U_LSE)
+        below   e^{x_j} / Σ_k C_k(x_k)                                                   (L_LSE)
+                1 / (1 + Σ_{k≠j} C_jk(x_k − x_j)), chords over [l_k − u_j, u_k − l_j]    (L_ER)
+
+    The first is concave, the others are convex, so their tangents at any point of the box are sound lines,
+    and so is any convex mixture of the lower ones.
+
+    Args:
+        point: where the tangents touch, as a share of the box (0: lower end, 1: upper end), per output j.
+        mixture: weight of L_ER against L_LSE, 0 to 1; by default the one that is larger at the tangent point.
+    """
+    s, low, high = (
+        v.unflatten(-1, (op.heads, -1)) for v in (clean[None], clean + scores.lower, clean + scores.upper)
+    )
+    touch = low.unsqueeze(-2) + point * (high - low).unsqueeze(-2)
+    touch = touch.expand(*low.shape, low.shape[-1])  # tasks, queries, heads, outputs, keys
+    differences = _difference_range(low, high)
+    upper, upper_constant = _above(differences, touch)
+    lower, lower_constant = _below(low, high, differences, touch, mixture)
+
+    # From scores x to deviations a = x − ŝ, and from p to p − p̂. What rounding the slopes to the engine's
+    # precision may cost over the box goes into the constant, which is rounded outward.
+    p = s.softmax(-1)
+    reach = torch.maximum((low - s).abs(), (high - s).abs()).unsqueeze(-2)
+
+    def finish(slope: Tensor, constant: Tensor, side: int) -> tuple[Tensor, Tensor]:
+        constant = constant + (slope * s.unsqueeze(-2)).sum(-1) - p
+        stored = slope.to(dtype)
+        with torch.no_grad():
+            lost = ((slope - stored.double()).abs() * reach).sum(-1)
+            slack = side * (lost + torch.finfo(dtype).eps * constant.abs() + 4e-16)
+        return stored, (constant + slack).flatten(2).to(dtype)
+
+    lower, lower_constant = finish(lower, lower_constant, -1)
+    upper, upper_constant = finish(upper, upper_constant, 1)
+    return SoftmaxPiece(lower, upper, lower_constant, upper_constant)
+
+
+def _difference_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The range of ``x_k − x_j`` as [..., j, k]; exactly 0 on the diagonal."""
+    eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
+    smallest = low.unsqueeze(-2) - high.unsqueeze(-1)
+    largest = high.unsqueeze(-2) - low.unsqueeze(-1)
+    return smallest.masked_fill(eye, 0.0), largest.masked_fill(eye, 0.0)
+
+
+def _above(differences: tuple[Tensor, Tensor], touch: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes and constant (in absolute scores) of the tangent of U_LSE at `touch`."""
+    # p_j = 1 / Σ_k e^{x_k − x_j}; logarithms are never taken of a number that may have underflowed.
+    log_low, log_high = -differences[1].logsumexp(-1), -differences[0].logsumexp(-1)
+    p_low, p_high = log_low.exp(), log_high.exp()
+    spread = log_high - log_low
+    narrow = spread < 1e-9
+    chord = torch.where(narrow, p_high, (p_high - p_low) / torch.where(narrow, 1.0, spread))
+    # e^y ≤ chord·y + c for y in [log p̲, log p̄]: exp is convex, so the worst y is an end.
+    c = torch.maximum(p_low - chord * log_low, p_high - chord * log_high)
+    at = touch.log_softmax(-1)  # outputs, keys
+    value = at.diagonal(dim1=-2, dim2=-1)
+    slope = torch.eye(touch.shape[-1], dtype=touch.dtype, device=touch.device) - at.exp()
+    constant = value - (slope * touch).sum(-1)
+    return chord.unsqueeze(-1) * slope, chord * constant + c
+
+
+def _below(
+    low: Tensor, high: Tensor, differences: tuple[Tensor, Tensor], touch: Tensor, mixture: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Slopes and constant (in absolute scores) of a mixture of the tangents of L_ER and L_LSE at `touch`."""
+    own = touch.diagonal(dim1=-2, dim2=-1)
+    eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
+
+    # L_LSE, scaled by the largest score of the row.
+    peak = high.amax(-1, keepdim=True)
+    value, chord = _chord_at(
+        (low - peak).unsqueeze(-2), (high - peak).unsqueeze(-2), touch - peak.unsqueeze(-1)
+    )
+    total = value.sum(-1)
+    lse = (own - peak).exp() / total
+    lse_slope = lse.unsqueeze(-1) * (eye.to(lse.dtype) - chord / total.unsqueeze(-1))
+
+    # L_ER on the differences x_k − x_j.
+    value, chord = _chord_at(*differences, touch - own.unsqueeze(-1))
+    er = 1 / value.masked_fill(eye, 1.0).sum(-1)
+    outward = (-(er * er).unsqueeze(-1) * chord).masked_fill(eye, 0.0)
+    er_slope = outward - torch.diag_embed(outward.sum(-1))
+
+    if mixture is None:
+        mixture = (er >= lse).to(er.dtype)
+    weight = mixture.unsqueeze(-1)
+    slope = weight * er_slope + (1 - weight) * lse_slope
+    value = mixture * er + (1 - mixture) * lse
+    return slope, value - (slope * touch).sum(-1)
+
+
+def _chord_at(low: Tensor, high: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Value at `x` and slope of the chord of exp over ``[low, high]``; that of a point is its tangent."""
+    width = high - low
+    wide = width > 0
+    slope = low.exp() * torch.where(wide, torch.expm1(width) / torch.where(wide, width, 1.0), 1.0)
+    return low.exp() + slope * (x - low), slope

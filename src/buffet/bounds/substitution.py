@@ -66,7 +66,7 @@ class Local:
         task = torch.arange(tasks, device=self.moved.device)
         for word in range(moved):
             full[task, self.moved[:, word], :, word * width : (word + 1) * width] = self.matrix
-        return Form(full)
+        return Form.exactly(full)
 
 
 Stop = Local | Form
@@ -138,7 +138,8 @@ class Bounds:
             piece = self.relax(index, node.op, clean, boxes, self.dtype)
         elif len(node.inputs) == 1 and node.inputs[0] in self.locals and not isinstance(node.op, Pool):
             before = self.locals[node.inputs[0]].matrix
-            self.locals[index] = Local(piece.push(Form(before[None, None])).mid[0, 0], self.region.moved)
+            form = piece.push(Form.exactly(before[None, None]))
+            self.locals[index] = Local(form.lower[0, 0], self.region.moved)
         self.pieces[index] = piece
 
     def substitute(
@@ -187,7 +188,7 @@ class Bounds:
         lower, upper = (torch.cat(side, -1).permute(0, 2, 3, 1) for side in zip(*parts, strict=True))
         sizes = [self.clean[n].shape[-1] for n in nodes]
         pairs = zip(lower.split(sizes, 2), (-upper).split(sizes, 2), strict=True)
-        return {n: Form.between(*pair) for n, pair in zip(nodes, pairs, strict=True)}
+        return {n: Form(*pair) for n, pair in zip(nodes, pairs, strict=True)}
 
     def boxes_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         """Boxes of nodes that can be read together, through linear forms that are not kept."""
