@@ -1,4 +1,4 @@
-"""Methods by name: a propagation, a relaxation of products and one of softmax, composed.
+"""Methods by name: propagation × relaxation of products × relaxation of softmax × optimiser, composed.
 
 Every method returns lower bounds of the margins and nothing else; `verify` alone turns bounds into verdicts.
 """
@@ -6,55 +6,67 @@ Every method returns lower bounds of the margins and nothing else; `verify` alon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.intervals import Box
-from buffet.bounds.linear import LinesPiece, Piece
-from buffet.bounds.products import planes
+from buffet.bounds.choices import PRODUCTS, Relaxer
+from buffet.bounds.optimise import MODES, STARTS, Learning, Tuning, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
-from buffet.bounds.relaxations import relax
-from buffet.bounds.softmax import decompose
-from buffet.bounds.substitution import Scene
+from buffet.bounds.softmax import SOFTMAXES, decompose
+from buffet.bounds.substitution import Bounds, Scene
 from buffet.errors import BuffetError
-from buffet.program import Apply, Bilinear, Op, Program
+from buffet.program import Program
 from buffet.regions import Region
 
 
 @dataclass(frozen=True)
 class Method:
-    """How margins are bounded: each field is a name in one table or a number with a meaning of its own."""
+    """How margins are bounded; every part is a name in the table of its kind."""
 
-    propagation: str = "baf"  # a key of `PROPAGATIONS`
-    alpha: float = 0.0  # the fixed plane of every product, 0 to 1
+    propagation: str = "baf"  # PROPAGATIONS
+    product: str = "zero"  # PRODUCTS
+    softmax: str = "decomposed"  # SOFTMAXES
+    optimise: str = "none"  # MODES: "final" the margin's own relaxation, boxes fixed; "all" end to end
     window: int | None = None  # with `backward`: attention layers to substitute through
+    steps: int = 100  # of the optimiser
+    rate: float = 0.05  # of Adam
+    start: str = "best"  # α the optimiser starts from (STARTS)
     summary: str = ""
 
-    def describe(self) -> Propagation:
-        """The propagation with its window."""
-        if self.propagation not in PROPAGATIONS:
-            raise BuffetError(
-                f"unknown propagation '{self.propagation}'; choose one of: {', '.join(PROPAGATIONS)}"
-            )
-        base = PROPAGATIONS[self.propagation]
-        if self.window is None:
-            return base
-        if self.propagation != "backward" or self.window < 1:
+    def __post_init__(self) -> None:
+        tables = {
+            "propagation": PROPAGATIONS,
+            "product": PRODUCTS,
+            "softmax": SOFTMAXES,
+            "optimise": MODES,
+            "start": STARTS,
+        }
+        for name, table in tables.items():
+            if getattr(self, name) not in table:
+                raise BuffetError(
+                    f"unknown {name} '{getattr(self, name)}'; choose one of: {', '.join(table)}"
+                )
+        if self.window is not None and (self.propagation != "backward" or self.window < 1):
             raise BuffetError(
                 f"window {self.window} with propagation '{self.propagation}': a window is a number of layers"
                 " ≥ 1 and goes with propagation 'backward'"
             )
-        return replace(base, window=self.window)
+        if self.steps < 0 or not 0 < self.rate < float("inf"):
+            raise BuffetError(f"steps {self.steps} must be ≥ 0 and rate {self.rate} a number > 0")
+
+    def describe(self) -> Propagation:
+        """The propagation with its window."""
+        return replace(PROPAGATIONS[self.propagation], window=self.window)
 
     def scene(self, program: Program, x: Float[Tensor, "tokens width"], label: int) -> Scene:
         """The program (float64) as this method sees it near the rows `x`; reusable for any region there."""
-        margins = program.margins(label)
-        if PROPAGATIONS[self.propagation].keeps == "boxes":
-            return Scene(margins, margins.values(x.double()))
-        return Scene(*decompose(margins, x.double()))
+        ending = program.margins(label)
+        if self.softmax == "decomposed" and self.describe().keeps != "boxes":
+            return Scene(*decompose(ending, x.double()))
+        return Scene(ending, ending.values(x.double()))
 
     def bound(
         self,
@@ -62,28 +74,73 @@ class Method:
         region: Region,
         *,
         dtype: torch.dtype = torch.float32,
-        chunk_bytes: int = 4 << 20,
+        chunk_bytes: int = 8 << 20,
     ) -> Float[Tensor, "tasks others"]:
         """Lower bounds of the margins over the region; NaN where there is none."""
         propagation = self.describe()
-        bounds = bound_nodes(scene, region, self._relax, propagation, dtype=dtype, chunk_bytes=chunk_bytes)
-        return margins(bounds, propagation)
 
-    def _relax(
-        self, index: int, op: Op, clean: tuple[Tensor, ...], boxes: tuple[Box, ...], dtype: torch.dtype
-    ) -> Piece:
-        if isinstance(op, Bilinear):
-            return planes(op, clean, *boxes, alpha_lower=self.alpha, alpha_upper=self.alpha, dtype=dtype)
-        assert isinstance(op, Apply)
-        lines = relax(op.function, clean[0], boxes[0].lower, boxes[0].upper, dtype=dtype)
-        return LinesPiece(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
+        def walk(relaxer: Relaxer) -> Bounds:
+            sharpen = Tuning() if self.optimise == "tuned" else Bounds.boxes_of
+            return bound_nodes(
+                scene, region, relaxer, propagation, dtype=dtype, chunk_bytes=chunk_bytes, sharpen=sharpen
+            )
+
+        plain = self.optimise == "none" or propagation.keeps == "boxes"
+        # Gradients are only ever taken from tensors made outside inference mode.
+        with torch.inference_mode() if plain else torch.no_grad():
+            bounds = walk(Relaxer(self.product))
+            found = margins(bounds, propagation)
+        if plain or bool(((found > 0).all(-1)).all()):
+            return found
+        with torch.no_grad():
+            better = self._all(bounds, propagation, walk) if self.optimise == "all" else self._final(bounds)
+        return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
+
+    @property
+    def _learning(self) -> Learning:
+        return Learning(self.steps, self.rate, self.start)
+
+    def _final(self, bounds: Bounds) -> Tensor:
+        """Everything free in the margin's own backward pass, the boxes as they are."""
+        root = len(bounds.nodes) - 1
+
+        def evaluate(relaxer: Relaxer, dtype: torch.dtype = torch.float32) -> Tensor:
+            fresh = bounds.relaxed(relaxer, dtype)
+            return bounds.clean[root] + fresh.margin(fresh.locals)
+
+        shares, _ = learn(bounds, evaluate, self._learning, products_only=False)
+        return evaluate(Relaxer(learned=shares), torch.float64)
+
+    def _all(self, bounds: Bounds, propagation: Propagation, walk: object) -> Tensor:
+        """The paper's o-BuFFeT: every α, end to end through the boxes it changes."""
+
+        def evaluate(relaxer: Relaxer) -> Tensor:
+            return margins(walk(relaxer), propagation)  # type: ignore[operator]
+
+        shares, _ = learn(bounds, evaluate, self._learning, products_only=True)
+        return evaluate(Relaxer(learned=shares))
 
 
 METHODS: Mapping[str, Method] = {
     "interval": Method("interval", summary="interval arithmetic: instant, very loose"),
     "forward": Method("forward", summary="linear forms pushed forward through every operation"),
-    "baseline": Method("baf", summary="CROWN-BaF: backward per token, forward through attention"),
+    "baseline": Method(summary="CROWN-BaF: backward per token, forward through attention, α = 0"),
+    "dual": Method(product="dual", summary="baseline with the other plane of every product, α = 1"),
+    "middle": Method(product="middle", summary="baseline with the mean of the two planes, α = ½"),
+    "r-buffet": Method(product="rule", summary="baseline with α by the rule on the fused ReLU's range"),
+    "o-buffet": Method(optimise="all", summary="baseline with every α learned, end to end"),
+    "lse": Method(softmax="lse", summary="baseline with log-sum-exp bounds of softmax"),
+    "lse+r-buffet": Method(softmax="lse", product="rule", summary="both: lse and r-buffet"),
+    "lse+o-buffet": Method(softmax="lse", optimise="all", summary="both: lse and o-buffet"),
     "backward": Method("backward", summary="full backward substitution of every intermediate: tight, slower"),
+    "buffet": Method(
+        "backward",
+        softmax="lse",
+        optimise="tuned",
+        steps=40,
+        rate=0.1,
+        summary="the tightest: backward and lse, all free numbers learned for every node and the margin",
+    ),
 }
 
 
@@ -93,4 +150,6 @@ def method_named(name: str | Method, **changes: object) -> Method:
         if name not in METHODS:
             raise BuffetError(f"unknown method '{name}'; choose one of: {', '.join(METHODS)}")
         name = METHODS[name]
+    known = {f.name for f in fields(Method)}
+    assert known.issuperset(changes)
     return replace(name, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]

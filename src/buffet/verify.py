@@ -154,11 +154,10 @@ def bound_margins(
     if method.describe().keeps == "none":
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
         step = min(step, max(1, engine.chunk // (64 * size * tokens**2 * widest)))
-    with torch.inference_mode():
-        parts = [
-            method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk)
-            for part in torch.arange(region.tasks).split(step)
-        ]
+    parts = [
+        method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk)
+        for part in torch.arange(region.tasks).split(step)
+    ]
     margins = torch.cat(parts)
     lost = margins.isnan().any(-1)
     if engine.dtype == torch.float32 and bool(lost.any()):

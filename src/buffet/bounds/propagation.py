@@ -13,7 +13,7 @@ propagation only says which nodes keep forms:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,9 @@ from buffet.bounds.linear import Form
 from buffet.bounds.substitution import Bounds, Relax, Scene, Stop, together
 from buffet.program import Apply, Bilinear, Input, Mix, Node, Program, Scores, Softmax
 from buffet.regions import Region
+
+Sharpen = Callable[[Bounds, Sequence[int], Mapping[int, Stop]], dict[int, Box]]
+"""(bounds so far, nodes read together, stops) → boxes of the nodes through linear forms."""
 
 NONLINEAR = (Apply, Bilinear, Softmax)
 
@@ -54,7 +57,8 @@ def bound_nodes(
     propagation: Propagation,
     *,
     dtype: torch.dtype = torch.float32,
-    chunk_bytes: int = 4 << 20,
+    chunk_bytes: int = 8 << 20,
+    sharpen: Sharpen = Bounds.boxes_of,
 ) -> Bounds:
     """Bound every node that a nonlinearity reads.
 
@@ -63,6 +67,7 @@ def bound_nodes(
         relax: how nonlinear operations become linear pieces.
         dtype: precision of the linear forms; lines and boxes are always made in float64.
         chunk_bytes: size aimed at for the largest tensor of a backward substitution.
+        sharpen: how boxes are made from linear forms that are not kept.
     """
     program = scene.program
     bounds = Bounds(scene, region, relax, dtype, chunk_bytes)
@@ -84,7 +89,7 @@ def bound_nodes(
             if index in bounds.forms:
                 sharper[index] = bounds.box_of_form(bounds.forms[index])
             elif index not in sharper:
-                sharper |= bounds.boxes_of(groups[index], stops)
+                sharper |= sharpen(bounds, groups[index], stops)
             bounds.boxes[index] = sharper[index] & box if box else sharper[index]
     return bounds
 

@@ -14,6 +14,9 @@ from buffet.bounds.intervals import Box
 from buffet.bounds.linear import SoftmaxPiece
 from buffet.program import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 
+SOFTMAXES = ("decomposed", "lse")
+"""Softmax taken apart (as published with CROWN-BaF), or bounded as a whole."""
+
 
 def decompose(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Program, list[Tensor]]:
     """The same function with every softmax taken apart, for inputs near `x`, and its values at `x`.

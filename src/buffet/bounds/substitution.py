@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buffet.bounds.intervals import Box
 from buffet.bounds.linear import Form, Piece, Rows, exact_piece
-from buffet.program import Affine, Input, Mix, Node, Op, Pool, Program, Scores
+from buffet.program import Affine, Input, Mix, Node, Pool, Program, Scores
 from buffet.regions import Region
 
 ROUNDING = 16
@@ -26,11 +26,9 @@ ROUNDING = 16
 
 @runtime_checkable
 class Relax(Protocol):
-    """How a nonlinear operation becomes a linear piece."""
+    """How a nonlinear node becomes a linear piece, given what is known of the nodes before it."""
 
-    def __call__(
-        self, index: int, op: Op, clean: tuple[Tensor, ...], boxes: tuple[Box, ...], dtype: torch.dtype
-    ) -> Piece: ...
+    def __call__(self, bounds: Bounds, index: int, node: Node) -> Piece: ...
 
 
 @dataclass(frozen=True)
@@ -118,10 +116,13 @@ class Bounds:
     def clean(self) -> list[Tensor]:
         return self.scene.clean
 
-    def relaxed(self, relax: Relax, dtype: torch.dtype) -> Bounds:
-        """The same boxes with every piece made anew, possibly in another precision; no forms are kept."""
+    def relaxed(self, relax: Relax, dtype: torch.dtype, upto: int | None = None) -> Bounds:
+        """The same boxes with the pieces (of nodes up to `upto`) made anew, possibly in another precision.
+
+        No forms are kept.
+        """
         fresh = replace(self, relax=relax, dtype=dtype, pieces={}, forms={}, locals={})
-        for index, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
             fresh.linearise(index, node)
         return fresh
 
@@ -133,9 +134,7 @@ class Bounds:
             return
         piece = self.scene.exact(self.dtype)[index]
         if piece is None:
-            clean = tuple(self.clean[i] for i in node.inputs)
-            boxes = tuple(self.boxes[i] for i in node.inputs)
-            piece = self.relax(index, node.op, clean, boxes, self.dtype)
+            piece = self.relax(self, index, node)
         elif len(node.inputs) == 1 and node.inputs[0] in self.locals and not isinstance(node.op, Pool):
             before = self.locals[node.inputs[0]].matrix
             form = piece.push(Form.exactly(before[None, None]))
@@ -181,7 +180,7 @@ class Bounds:
     def forms_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Form]:
         """Linear bounds, in the input, of nodes that can be read together (`together`)."""
         parts = []
-        for root, rows in self._unit_rows(nodes, stops):
+        for root, rows in self.unit_rows(nodes, stops):
             coefs, constant = self.substitute(root, rows, stops)
             constant = constant.expand(len(coefs), -1, -1)
             parts.append(torch.cat([coefs, constant.unsqueeze(1)], 1).chunk(2, -1))
@@ -194,7 +193,7 @@ class Bounds:
         """Boxes of nodes that can be read together, through linear forms that are not kept."""
         parts = [
             self.concretise(*self.substitute(root, rows, stops)).chunk(2, -1)
-            for root, rows in self._unit_rows(nodes, stops)
+            for root, rows in self.unit_rows(nodes, stops)
         ]
         lower, upper = (torch.cat(side, -1) for side in zip(*parts, strict=True))
         sizes = [self.clean[n].shape[-1] for n in nodes]
@@ -214,10 +213,13 @@ class Bounds:
         eye = torch.eye(others, dtype=self.dtype, device=self.region.center.device)
         return self.concretise(*self.substitute(root, Rows(eye[None, None], 1, True), stops)).squeeze(1)
 
-    def _unit_rows(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> Iterator[tuple[int, Rows]]:
+    def unit_rows(
+        self, nodes: Sequence[int], stops: Mapping[int, Stop], sample: Tensor | None = None
+    ) -> Iterator[tuple[int, Rows]]:
         """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`.
 
-        The rows of an affine node start at the node it reads, as the rows of its weight.
+        The rows of an affine node start at the node it reads, as the rows of its weight. With `sample`, only
+        those of the nodes' features, all their tokens.
         """
         first = self.nodes[nodes[0]]
         if isinstance(first.op, Affine):
@@ -227,6 +229,8 @@ class Bounds:
         else:
             (root,) = nodes
             matrix = torch.eye(self.clean[root].shape[-1], dtype=self.dtype, device=self.clean[root].device)
+        if sample is not None:
+            matrix = matrix[:, sample]
         entries = widest_rows(self.scene, root, stops)
         per_row = 2 * torch.finfo(self.dtype).bits // 8 * self.region.tasks * entries
         groups = self.clean[root].shape[0]

@@ -1,0 +1,148 @@
+"""o-BuFFeT: the free numbers of the relaxations, learned by gradient on the margin.
+
+Whatever is learned is sound at every step, so the best iterate of every task is kept, and what counts is its
+margin computed once more without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, initial_shares
+from buffet.bounds.intervals import Box
+from buffet.bounds.substitution import Bounds, Stop
+
+MODES = ("none", "final", "all", "tuned")
+STARTS = (*PRODUCTS, "random", "best")
+
+Evaluate = Callable[[Relaxer], Float[Tensor, "tasks others"]]
+"""The margins under a relaxation, differentiable in its learned shares."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How to learn. The defaults are the paper's."""
+
+    steps: int = 100
+    rate: float = 0.05  # of Adam
+    start: str = "zero"  # the first α: a key of `PRODUCTS`, ``random``, or ``best`` of the fixed ones
+    stop: bool = True  # as soon as every task is proven
+    trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
+
+
+def learn(
+    bounds: Bounds, evaluate: Evaluate, learning: Learning, *, products_only: bool
+) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
+    """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, shares clamped to [0, 1].
+
+    Returns the best shares found for every task and the margin they had (with gradients on, so to be
+    evaluated again).
+    """
+    starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
+    best, best_margin = None, None
+    with torch.no_grad():
+        for start in starts:
+            shares = initial_shares(bounds, start, products_only=products_only)
+            best, best_margin = _better(
+                best, best_margin, shares, _smallest(evaluate(Relaxer(learned=shares)))
+            )
+    assert best is not None
+    assert best_margin is not None
+    leaves = {i: {k: v.clone().requires_grad_() for k, v in s.items()} for i, s in best.items()}
+    flat = [v for s in leaves.values() for v in s.values()]
+    if learning.steps == 0 or not flat:
+        return best, best_margin
+    adam = torch.optim.Adam(flat, lr=learning.rate)
+    for number in range(learning.steps):
+        with torch.enable_grad():
+            margin = _smallest(evaluate(Relaxer(learned=leaves)))
+            loss = torch.nn.functional.softplus(-margin).sum()
+            adam.zero_grad()
+            loss.backward()
+        if learning.trace:
+            learning.trace(number, margin.detach())
+        best, best_margin = _better(best, best_margin, leaves, margin.detach())
+        if learning.stop and bool((best_margin > 0).all()):
+            break
+        step(adam, flat)
+    return best, best_margin
+
+
+def _smallest(margins: Tensor) -> Tensor:
+    return margins.amin(-1)
+
+
+def _better(
+    best: dict[int, Shares] | None,
+    best_margin: Tensor | None,
+    shares: Mapping[int, Shares],
+    margin: Tensor,
+) -> tuple[dict[int, Shares], Tensor]:
+    """Keep, task by task, the shares with the larger margin."""
+    margin = margin.nan_to_num(nan=-torch.inf)
+    if best is None or best_margin is None:
+        return {i: {k: v.detach().clone() for k, v in s.items()} for i, s in shares.items()}, margin
+    better = margin > best_margin
+
+    def pick(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(better.reshape(-1, *[1] * (new.ndim - 1)), new.detach(), old)
+
+    kept = {i: {k: pick(v, best[i][k]) for k, v in s.items()} for i, s in shares.items()}
+    return kept, torch.where(better, margin, best_margin)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Boxes from relaxations tuned to them: every group of nodes gets its own shares, learned on a few rows.
+
+    All rows of the group use the same shares, so a random sample of them stands for all. The box is the
+    intersection with the one of the untuned relaxation, so it is never larger.
+    """
+
+    rows: int = 48  # sampled, over all tokens
+    steps: int = 12  # most of what can be gained is gained by then
+    rate: float = 0.15  # of Adam
+
+    def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
+        plain = bounds.boxes_of(nodes, stops)
+        root, _ = next(iter(bounds.unit_rows(nodes, stops)))
+        shares = initial_shares(bounds, "zero", products_only=False, upto=root)
+        if not shares or root in stops:
+            return plain
+        features = sum(bounds.clean[n].shape[-1] for n in nodes)
+        count = max(2, self.rows // bounds.clean[root].shape[0])
+        generator = torch.Generator().manual_seed(root)
+        sample = torch.randperm(features, generator=generator)[:count]
+        leaves = {i: {k: v.requires_grad_() for k, v in s.items()} for i, s in shares.items()}
+        flat = [v for s in leaves.values() for v in s.values()]
+        adam = torch.optim.Adam(flat, lr=self.rate)
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                tuned = bounds.relaxed(Relaxer(learned=leaves), bounds.dtype, upto=root)
+                lower = [
+                    tuned.concretise(*tuned.substitute(start, rows, tuned.locals))
+                    for start, rows in tuned.unit_rows(nodes, tuned.locals, sample)
+                ]
+                adam.zero_grad()
+                (-torch.cat(lower, -1).mean((1, 2)).sum()).backward()
+            step(adam, flat)
+        learned = {i: {k: v.detach() for k, v in s.items()} for i, s in leaves.items()}
+        tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
+        boxes = tuned.boxes_of(nodes, tuned.locals)
+        return {n: plain[n] & boxes[n] for n in nodes}
+
+
+def step(adam: torch.optim.Adam, leaves: Sequence[Tensor]) -> None:
+    """One step of Adam, then the projection to [0, 1]; a gradient that is not a number counts as 0."""
+    with torch.no_grad():
+        for leaf in leaves:
+            if leaf.grad is not None:
+                leaf.grad.nan_to_num_(0.0, 0.0, 0.0)
+        adam.step()
+        for leaf in leaves:
+            leaf.clamp_(0, 1)
