@@ -65,6 +65,10 @@ class Query(_Frozen):
     eps: float | None  # None: the largest ε was searched for
     method: str
     propagation: str
+    product: str
+    softmax: str
+    optimise: str
+    steps: int | None
     window: int | None
     search: str | None
     label: int  # the class that is defended

@@ -14,18 +14,27 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
-from buffet.program import Program
 from buffet.regions import LpBall, Region
-from buffet.verify import Classifier, Engine, bound_margins, clean_answer, proven, without_padding
+from buffet.verify import (
+    QUICK_ATTACK,
+    Classifier,
+    Engine,
+    bound_margins,
+    clean_answer,
+    proven,
+    without_padding,
+)
 
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
+FIRST_GUESS = 0.4
+"""The first ε tried, as a share of the attacked radius."""
 SMALLEST_RADIUS = 1e-9
 """A task not proven here has radius 0."""
 
@@ -71,6 +80,10 @@ def radius(
     label: int | None = None,
     mask: Bool[Tensor, "tokens"] | None = None,
     propagation: str | None = None,
+    product: str | None = None,
+    softmax: str | None = None,
+    optimise: str | None = None,
+    steps: int | None = None,
     window: int | None = None,
     search: str = "secant",
     tolerance: float = 1e-3,
@@ -85,6 +98,7 @@ def radius(
     Args:
         region: an `LpBall`; its own size, if any, is ignored.
         mask: False for the padding rows of the sentence.
+        propagation, product, softmax, optimise, steps, window: replace these parts of the method.
         search: ``secant`` (safeguarded, relative `tolerance`) or ``bisection`` (doubling from 0.01 and ten
             halvings, as in the BuFFeT paper).
         attack: also look for the upper end of the bracket.
@@ -100,7 +114,15 @@ def radius(
         raise BuffetError(f"unknown search '{search}'; choose one of: {', '.join(STRATEGIES)}")
     if not (0 < tolerance < 1 and 0 < largest < math.inf):
         raise BuffetError(f"tolerance {tolerance} must lie in (0, 1) and largest {largest} be a finite ε > 0")
-    chosen = method_named(method, propagation=propagation, window=window)
+    chosen = method_named(
+        method,
+        propagation=propagation,
+        product=product,
+        softmax=softmax,
+        optimise=optimise,
+        steps=steps,
+        window=window,
+    )
     label, clean = clean_answer(model, region, label)
     report = progress or (lambda share: None)
     start = time.perf_counter()
@@ -111,10 +133,11 @@ def radius(
     report(0.1)
 
     start = time.perf_counter()
-    first = 0.4 * _first_order_radius(model.program64, region, label)
+    # Certified radii are some fraction of attacked ones; a short attack will do for a first guess.
+    scale = attacked if attack else attacked_radius(model.program64, region, label, QUICK_ATTACK)
     searches = [
-        STRATEGIES[search](clean, float(guess), tolerance, largest) if clean > 0 else _hopeless()
-        for guess in first
+        STRATEGIES[search](clean, FIRST_GUESS * guess, tolerance, largest) if clean > 0 else _hopeless()
+        for guess in scale.tolist()
     ]
 
     scene = chosen.scene(model.program64, region.center, label)
@@ -130,15 +153,6 @@ def radius(
         for words, bracket, broken, count in zip(words, brackets, attacked.tolist(), counts, strict=True)
     )
     return Radius(label, clean, tasks, calls, time.perf_counter() - start, attack_seconds)
-
-
-def _first_order_radius(program: Program, region: LpBall, label: int) -> Float[Tensor, "tasks"]:
-    """Where the margin would reach 0 if it were linear: ``margin / ‖∇margin‖``; infinite if it is flat."""
-    with torch.enable_grad():
-        delta = torch.zeros(*region.moved.shape, region.width, dtype=torch.float64, requires_grad=True)
-        margins = program.margins(label).evaluate(region.points(delta)).amin(-1)
-        (slope,) = torch.autograd.grad(margins.sum(), delta)
-    return margins.detach() / -region.with_eps(1.0).minimise(slope)
 
 
 def _not_proven(margins: Tensor) -> Tensor:
@@ -173,14 +187,14 @@ def _hopeless() -> Strategy:
 def secant(clean: float, guess: float, tolerance: float, largest: float) -> Strategy:
     """Safeguarded root search on the margin as a function of ε.
 
-    The margin is mapped to (−1, 1) by ``h = m / (|m| + m₀)``, m₀ the clean margin, so that a huge negative
-    bound does not spoil the interpolation. The next ε is the inverse quadratic (or linear) interpolation of
-    the root, kept inside the bracket; when a step does not shrink the bracket enough the next one bisects.
+    The next ε is the root of the parabola through the ends of the bracket and a third point (margins far
+    below 0 are compressed first, so that a huge one does not spoil it). When steps do not shrink the bracket
+    enough the next one bisects.
     Ends when the bracket's ends agree to `tolerance`, or nothing is proven at `SMALLEST_RADIUS`, or all is at
     `largest`.
     """
     bracket = Bracket(0.0, clean)
-    seen = [(0.0, clean / (abs(clean) + clean))]
+    seen = [(0.0, clean)]
     eps = min(max(guess, SMALLEST_RADIUS), largest) if math.isfinite(guess) and guess > 0 else 0.01
     slow = 0
     while True:
@@ -188,7 +202,7 @@ def secant(clean: float, guess: float, tolerance: float, largest: float) -> Stra
         before = bracket
         bracket = bracket.after(eps, margin)
         if math.isfinite(margin):
-            seen.append((eps, margin / (abs(margin) + clean)))
+            seen.append((eps, margin if margin > -clean else -clean * (1 + math.log(margin / -clean))))
         low, high = bracket.certified, bracket.failed
         if low >= largest or high <= SMALLEST_RADIUS or high - low <= tolerance * low:
             return bracket
@@ -219,22 +233,26 @@ def _beyond(seen: list[tuple[float, float]], low: float) -> float:
 
 
 def _root(seen: list[tuple[float, float]], low: float, high: float) -> float | None:
-    """The interpolated root strictly inside the bracket, or None if there is none to be trusted."""
-    points = sorted(seen, key=lambda p: abs(p[1]))[:3]
-    candidates = []
-    if len(points) == 3 and len({h for _, h in points}) == 3:
-        (a, fa), (b, fb), (c, fc) = points
-        candidates.append(
-            a * fb * fc / ((fa - fb) * (fa - fc))
-            + b * fa * fc / ((fb - fa) * (fb - fc))
-            + c * fa * fb / ((fc - fa) * (fc - fb))
-        )
-    below = [p for p in seen if p[0] == low]
-    above = [p for p in seen if p[0] == high]
-    if below and above and below[0][1] > above[0][1]:
-        (a, fa), (b, fb) = below[0], above[0]
-        candidates.append(a + (b - a) * fa / (fa - fb))
-    return next((r for r in candidates if low < r < high), None)
+    """The root, strictly inside the bracket, of the parabola through its ends and the nearest other point.
+
+    Margins fall ever faster with ε, which a parabola follows well. None if an end has no finite margin.
+    """
+    ends = [next((p for p in seen if p[0] == end), None) for end in (low, high)]
+    if ends[0] is None or ends[1] is None:
+        return None
+    (a, fa), (b, fb) = ends[0], ends[1]
+    chord = (fb - fa) / (b - a)
+    root = a - fa / chord
+    others = [p for p in seen if p[0] not in (a, b)]
+    if others:
+        c, fc = min(others, key=lambda p: abs(p[0] - root))
+        bend = ((fc - fb) / (c - b) - chord) / (c - a)
+        # fa + (x − a)·(chord + bend·(x − b)) = 0, solved without cancellation
+        slope = chord + bend * (a - b)
+        under = slope * slope - 4 * bend * fa
+        if under >= 0 and slope - math.sqrt(under) < 0:
+            root = a - 2 * fa / (slope - math.sqrt(under))
+    return root if low < root < high else None
 
 
 def bisection(clean: float, guess: float, tolerance: float, largest: float, steps: int = 10) -> Strategy:

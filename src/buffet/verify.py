@@ -82,6 +82,10 @@ def verify(
     label: int | None = None,
     mask: Bool[Tensor, "tokens"] | None = None,
     propagation: str | None = None,
+    product: str | None = None,
+    softmax: str | None = None,
+    optimise: str | None = None,
+    steps: int | None = None,
     window: int | None = None,
     falsify: bool = True,
     seed: int = 0,
@@ -96,7 +100,7 @@ def verify(
         method: a name in `buffet.METHODS`, or a `Method`.
         label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
-        propagation, window: replace these parts of the method.
+        propagation, product, softmax, optimise, steps, window: replace these parts of the method.
         falsify: when a task is not certified, look for a counterexample with a short attack.
 
     Example:
@@ -109,7 +113,15 @@ def verify(
     region = _sized(region, eps)
     if mask is not None:
         region = without_padding(region, mask)
-    chosen = method_named(method, propagation=propagation, window=window)
+    chosen = method_named(
+        method,
+        propagation=propagation,
+        product=product,
+        softmax=softmax,
+        optimise=optimise,
+        steps=steps,
+        window=window,
+    )
     label, clean_margin = clean_answer(model, region, label)
     start = time.perf_counter()
     margins = bound_margins(model, region, chosen, label, engine or Engine())

@@ -53,23 +53,20 @@ def learn(
             )
     assert best is not None
     assert best_margin is not None
-    leaves = {i: {k: v.clone().requires_grad_() for k, v in s.items()} for i, s in best.items()}
-    flat = [v for s in leaves.values() for v in s.values()]
-    if learning.steps == 0 or not flat:
+    leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in best.items()}
+    if not leaves:
         return best, best_margin
-    adam = torch.optim.Adam(flat, lr=learning.rate)
+    adam = Adam(leaves, learning.rate)
     for number in range(learning.steps):
         with torch.enable_grad():
             margin = _smallest(evaluate(Relaxer(learned=leaves)))
             loss = torch.nn.functional.softplus(-margin).sum()
-            adam.zero_grad()
-            loss.backward()
         if learning.trace:
             learning.trace(number, margin.detach())
         best, best_margin = _better(best, best_margin, leaves, margin.detach())
         if learning.stop and bool((best_margin > 0).all()):
             break
-        step(adam, flat)
+        adam.descend(loss)
     return best, best_margin
 
 
@@ -118,31 +115,44 @@ class Tuning:
         count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[:count]
-        leaves = {i: {k: v.requires_grad_() for k, v in s.items()} for i, s in shares.items()}
-        flat = [v for s in leaves.values() for v in s.values()]
-        adam = torch.optim.Adam(flat, lr=self.rate)
+        adam = Adam(shares, self.rate)
         for _ in range(self.steps):
             with torch.enable_grad():
-                tuned = bounds.relaxed(Relaxer(learned=leaves), bounds.dtype, upto=root)
+                tuned = bounds.relaxed(Relaxer(learned=shares), bounds.dtype, upto=root)
                 lower = [
                     tuned.concretise(*tuned.substitute(start, rows, tuned.locals))
                     for start, rows in tuned.unit_rows(nodes, tuned.locals, sample)
                 ]
-                adam.zero_grad()
-                (-torch.cat(lower, -1).mean((1, 2)).sum()).backward()
-            step(adam, flat)
-        learned = {i: {k: v.detach() for k, v in s.items()} for i, s in leaves.items()}
+                loss = -torch.cat(lower, -1).mean((1, 2)).sum()
+            adam.descend(loss)
+        learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         boxes = tuned.boxes_of(nodes, tuned.locals)
         return {n: plain[n] & boxes[n] for n in nodes}
 
 
-def step(adam: torch.optim.Adam, leaves: Sequence[Tensor]) -> None:
-    """One step of Adam, then the projection to [0, 1]; a gradient that is not a number counts as 0."""
-    with torch.no_grad():
-        for leaf in leaves:
-            if leaf.grad is not None:
-                leaf.grad.nan_to_num_(0.0, 0.0, 0.0)
-        adam.step()
-        for leaf in leaves:
-            leaf.clamp_(0, 1)
+class Adam:
+    """Adam (Kingma & Ba 2015) on shares: every step is followed by the projection to [0, 1].
+
+    PyTorch's own costs seconds of imports at its first use, which is more than most bounds take.
+    """
+
+    def __init__(self, shares: Mapping[int, Shares], rate: float) -> None:
+        self.leaves = [share.requires_grad_() for node in shares.values() for share in node.values()]
+        self.rate = rate
+        self._moments = [(torch.zeros_like(leaf), torch.zeros_like(leaf)) for leaf in self.leaves]
+        self._steps = 0
+
+    def descend(self, loss: Tensor) -> None:
+        """One step down the gradient of `loss`; an entry that is not a number does not move."""
+        grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+        self._steps += 1
+        with torch.no_grad():
+            for leaf, grad, (first, second) in zip(self.leaves, grads, self._moments, strict=True):
+                if grad is None:
+                    continue
+                grad = grad.nan_to_num(0.0, 0.0, 0.0)
+                first.lerp_(grad, 0.1)
+                second.lerp_(grad * grad, 0.001)
+                size = (second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
+                leaf.addcdiv_(first, size, value=-self.rate / (1 - 0.9**self._steps)).clamp_(0, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,10 @@ from typing import Annotated
 import torch
 import typer
 
+from buffet.bounds.choices import PRODUCTS
+from buffet.bounds.optimise import MODES
+from buffet.bounds.propagation import PROPAGATIONS
+from buffet.bounds.softmax import SOFTMAXES
 from buffet.cli.options import parse_eps, parse_label, parse_memory, parse_norm, parse_words, within
 from buffet.cli.terminal import print_json, print_report, progress_bar
 from buffet.errors import BuffetError
@@ -55,8 +59,7 @@ class Request:
     norm: float
     eps: float | None
     method: str
-    propagation: str | None
-    window: int | None
+    parts: Mapping[str, str | int | None]  # replaced parts of the method
     search: str
     label: str | None
     attack: bool
@@ -65,7 +68,7 @@ class Request:
 
     @property
     def chosen(self) -> Method:
-        return method_named(self.method, propagation=self.propagation, window=self.window)
+        return method_named(self.method, **self.parts)
 
     def command(self) -> str:
         """The command line that asks for the same, without what is default anyway."""
@@ -75,8 +78,7 @@ class Request:
             "--norm": None if self.norm == 2 else f"{self.norm!r}",
             "--eps": None if self.eps is None else repr(self.eps),
             "--method": self.method,
-            "--propagation": self.propagation,
-            "--window": self.window,
+            **{f"--{name}": value for name, value in self.parts.items()},
             "--search": None if self.search == "secant" or self.eps is not None else self.search,
             "--label": self.label,
             "--seed": self.seed or None,
@@ -122,8 +124,19 @@ def certify(
         str, typer.Option(metavar="NAME", help="How bounds are computed (see **buffet methods**).")
     ] = "baseline",
     propagation: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Replace the method's propagation.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"Replace the method's propagation: {', '.join(PROPAGATIONS)}."),
     ] = None,
+    product: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Replace its choice of planes: {', '.join(PRODUCTS)}.")
+    ] = None,
+    softmax: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Replace its softmax bounds: {', '.join(SOFTMAXES)}.")
+    ] = None,
+    optimise: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Replace what is learned: {', '.join(MODES)}.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Steps of the optimiser.")] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -171,15 +184,21 @@ def certify(
         norm=parse_norm(norm),
         eps=parse_eps(eps),
         method=method,
-        propagation=propagation,
-        window=window,
+        parts={
+            "propagation": propagation,
+            "product": product,
+            "softmax": softmax,
+            "optimise": optimise,
+            "steps": steps,
+            "window": window,
+        },
         search=search,
         label=label,
         attack=not no_attack,
         seed=within("--seed", seed, 0, 2**63 - 1),
         memory=parse_memory(memory),
     )
-    request.chosen.describe()
+    request.chosen  # noqa: B018 (an unknown part is an error before any work)
     if search not in STRATEGIES:
         raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(STRATEGIES)}")
     if html is not None:
@@ -264,6 +283,10 @@ def _query(request: Request, label: int) -> Query:
         eps=request.eps,
         method=request.method,
         propagation=method.propagation,
+        product=method.product,
+        softmax=method.softmax,
+        optimise=method.optimise,
+        steps=None if method.optimise == "none" else method.steps,
         window=method.window,
         search=request.search if request.eps is None else None,
         label=label,

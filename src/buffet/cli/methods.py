@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from buffet.bounds.propagation import PROPAGATIONS
 from buffet.cli.terminal import print_json, print_table
 from buffet.methods import METHODS
 
@@ -20,8 +19,11 @@ def methods(
     if json:
         print_json({name: asdict(method) for name, method in METHODS.items()})
         return
-    table = Table("method", "propagation", "what it does", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    parts = ("propagation", "product", "softmax", "optimise")
+    table = Table("method", *parts, "what it does", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, method in METHODS.items():
-        table.add_row(name, method.propagation, method.summary)
+        table.add_row(name, *(getattr(method, part) for part in parts), method.summary)
     print_table(table)
-    typer.echo(f"\n--propagation takes: {', '.join(PROPAGATIONS)}")
+    typer.echo(
+        "\nAny part can be replaced: --propagation, --product, --softmax, --optimise (see certify --help)."
+    )
