@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
@@ -156,6 +157,7 @@ def bound_margins(
 
     A `scene` made by ``method.scene`` for the same rows and label saves preparing it again.
     """
+    keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
     width, tokens = region.width, region.center.shape[0]
     size = torch.finfo(engine.dtype).bits // 8

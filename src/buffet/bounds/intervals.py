@@ -107,8 +107,8 @@ def _apply(op: Apply, clean: tuple[Tensor, ...], x: Box) -> Box:
 @interval.register
 def _bilinear(op: Bilinear, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
     """Σ of the exact range of each term: ``(x̂+a)(ŷ+b) − x̂ŷ = ŷa + x̂b + ab`` is extreme at a corner."""
-    x_clean, x_lower, x_upper = (as_terms(op, v, op.x) for v in (clean[0][None], x.lower, x.upper))
-    y_clean, y_lower, y_upper = (as_terms(op, v, op.y) for v in (clean[1][None], y.lower, y.upper))
+    x_clean, x_lower, x_upper = box_terms(op, clean[0], x, op.x)
+    y_clean, y_lower, y_upper = box_terms(op, clean[1], y, op.y)
     corners = [y_clean * a + (x_clean + a) * b for a in (x_lower, x_upper) for b in (y_lower, y_upper)]
     low = torch.minimum(torch.minimum(corners[0], corners[1]), torch.minimum(corners[2], corners[3]))
     high = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
@@ -120,6 +120,12 @@ def as_terms(op: Bilinear, value: Tensor, axes: str) -> Tensor:
     value = op.split(value, axes)
     value = value.permute(0, *(axes.index(c) + 1 for c in op.terms if c in axes))
     return value[(slice(None), *(slice(None) if c in axes else None for c in op.terms))]
+
+
+def box_terms(op: Bilinear, clean: Tensor, box: Box, axes: str) -> tuple[Tensor, ...]:
+    """Clean value, lower and upper end of a box over the term axes of `op`, in one go."""
+    ends = torch.stack([clean.expand_as(box.lower), box.lower, box.upper]).flatten(0, 1)
+    return as_terms(op, ends, axes).unflatten(0, (3, -1)).unbind(0)
 
 
 def sum_terms(op: Bilinear, value: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from buffet.bounds.intervals import Box, as_terms
+from buffet.bounds.intervals import Box, as_terms, box_terms
 from buffet.bounds.linear import Form, PlanesPiece
 from buffet.program import Bilinear
 
@@ -44,9 +44,8 @@ def planes(
         clean: the clean values of the two inputs.
         x, y: how far each input may deviate from its clean value.
     """
-    x_clean, y_clean = as_terms(op, clean[0][None], op.x), as_terms(op, clean[1][None], op.y)
-    x_low, x_high = (as_terms(op, v, op.x) for v in (x.lower, x.upper))
-    y_low, y_high = (as_terms(op, v, op.y) for v in (y.lower, y.upper))
+    x_clean, x_low, x_high = box_terms(op, clean[0], x, op.x)
+    y_clean, y_low, y_high = box_terms(op, clean[1], y, op.y)
 
     def slopes(alpha: Alpha, y_first: Tensor, y_second: Tensor) -> tuple[Tensor, Tensor]:
         return y_clean + _blend(alpha, y_first, y_second), x_clean + _blend(alpha, x_low, x_high)
