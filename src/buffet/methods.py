@@ -5,7 +5,7 @@ Every method returns lower bounds of the margins and nothing else; `verify` alon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer
-from buffet.bounds.optimise import MODES, STARTS, Learning, Tuning, learn
+from buffet.bounds.optimise import MODES, STARTS, Learning, Memory, Tuning, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
 from buffet.bounds.softmax import SOFTMAXES, decompose
 from buffet.bounds.substitution import Bounds, Scene
@@ -75,12 +75,16 @@ class Method:
         *,
         dtype: torch.dtype = torch.float32,
         chunk_bytes: int = 8 << 20,
+        memory: Memory | None = None,
     ) -> Float[Tensor, "tasks others"]:
-        """Lower bounds of the margins over the region; NaN where there is none."""
+        """Lower bounds of the margins over the region; NaN where there is none.
+
+        What an optimiser learns is kept in `memory`, and taken up again by later calls for the same words.
+        """
         propagation = self.describe()
 
         def walk(relaxer: Relaxer) -> Bounds:
-            sharpen = Tuning() if self.optimise == "tuned" else Bounds.boxes_of
+            sharpen = Tuning(memory=memory) if self.optimise == "tuned" else Bounds.boxes_of
             return bound_nodes(
                 scene, region, relaxer, propagation, dtype=dtype, chunk_bytes=chunk_bytes, sharpen=sharpen
             )
@@ -93,14 +97,17 @@ class Method:
         if plain or bool(((found > 0).all(-1)).all()):
             return found
         with torch.no_grad():
-            better = self._all(bounds, propagation, walk) if self.optimise == "all" else self._final(bounds)
+            if self.optimise == "all":
+                better = self._all(bounds, propagation, walk, memory)
+            else:
+                better = self._final(bounds, memory)
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
 
     @property
     def _learning(self) -> Learning:
         return Learning(self.steps, self.rate, self.start)
 
-    def _final(self, bounds: Bounds) -> Tensor:
+    def _final(self, bounds: Bounds, memory: Memory | None) -> Tensor:
         """Everything free in the margin's own backward pass, the boxes as they are."""
         root = len(bounds.nodes) - 1
 
@@ -108,16 +115,22 @@ class Method:
             fresh = bounds.relaxed(relaxer, dtype)
             return bounds.clean[root] + fresh.margin(fresh.locals)
 
-        shares, _ = learn(bounds, evaluate, self._learning, products_only=False)
+        shares, _ = learn(bounds, evaluate, self._learning, products_only=False, memory=memory)
         return evaluate(Relaxer(learned=shares), torch.float64)
 
-    def _all(self, bounds: Bounds, propagation: Propagation, walk: object) -> Tensor:
+    def _all(
+        self,
+        bounds: Bounds,
+        propagation: Propagation,
+        walk: Callable[[Relaxer], Bounds],
+        memory: Memory | None,
+    ) -> Tensor:
         """The paper's o-BuFFeT: every α, end to end through the boxes it changes."""
 
         def evaluate(relaxer: Relaxer) -> Tensor:
-            return margins(walk(relaxer), propagation)  # type: ignore[operator]
+            return margins(walk(relaxer), propagation)
 
-        shares, _ = learn(bounds, evaluate, self._learning, products_only=True)
+        shares, _ = learn(bounds, evaluate, self._learning, products_only=True, memory=memory)
         return evaluate(Relaxer(learned=shares))
 
 

@@ -18,6 +18,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
+from buffet.bounds.optimise import Memory
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.regions import LpBall, Region
@@ -140,11 +141,11 @@ def radius(
         for guess in scale.tolist()
     ]
 
-    scene = chosen.scene(model.program64, region.center, label)
+    scene, memory = chosen.scene(model.program64, region.center, label), Memory()
 
     def evaluate(tasks: list[int], eps: list[float]) -> list[float]:
         part = region.select(tasks).with_eps(torch.tensor(eps, dtype=torch.float64))
-        margins = bound_margins(model, part, chosen, label, engine or Engine(), scene)
+        margins = bound_margins(model, part, chosen, label, engine or Engine(), scene, memory)
         return torch.where(proven(margins), margins.amin(-1), _not_proven(margins)).tolist()
 
     brackets, counts, calls = _drive(searches, evaluate, report)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
+from buffet.bounds.optimise import Memory
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
@@ -152,10 +153,12 @@ def bound_margins(
     label: int,
     engine: Engine,
     scene: Scene | None = None,
+    memory: Memory | None = None,
 ) -> Float[Tensor, "tasks others"]:
-    """Lower bounds of the margins of every task, in batches of tasks that fit the memory.
+    """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
 
-    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again.
+    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `memory` lets
+    an optimiser start from what it learned for the same words before.
     """
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
@@ -169,7 +172,7 @@ def bound_margins(
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
         step = min(step, max(1, engine.chunk // (64 * size * tokens**2 * widest)))
     parts = [
-        method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk)
+        method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, memory=memory)
         for part in torch.arange(region.tasks).split(step)
     ]
     margins = torch.cat(parts)
@@ -177,7 +180,7 @@ def bound_margins(
     if engine.dtype == torch.float32 and bool(lost.any()):
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
-        margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene)
+        margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, memory)
     return margins
 
 

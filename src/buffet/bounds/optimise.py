@@ -24,6 +24,35 @@ Evaluate = Callable[[Relaxer], Float[Tensor, "tasks others"]]
 """The margins under a relaxation, differentiable in its learned shares."""
 
 
+class Memory:
+    """Shares that were learned for a task at one ε, to start from at the next.
+
+    What is learned is sound at every ε, and hardly moves between neighbouring ones.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, ...], int], dict[int, Shares]] = {}
+
+    def keep(self, bounds: Bounds, root: int, shares: Mapping[int, Shares]) -> None:
+        """Remember the shares of every task for the bounds of node `root`."""
+        for task, words in enumerate(bounds.region.moved.tolist()):
+            one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
+            self._known[tuple(words), root] = one
+
+    def recall(self, bounds: Bounds, root: int, like: Mapping[int, Shares]) -> dict[int, Shares] | None:
+        """What was learned for these tasks, if all of it is known and fits `like`."""
+        known = [self._known.get((tuple(words), root)) for words in bounds.region.moved.tolist()]
+        found: dict[int, Shares] = {}
+        for index, node in like.items():
+            found[index] = {}
+            for name in node:
+                parts = [k[index][name] for k in known if k is not None and name in k.get(index, {})]
+                if len(parts) < len(known):
+                    return None
+                found[index][name] = torch.stack(parts)
+        return found
+
+
 @dataclass(frozen=True)
 class Learning:
     """How to learn. The defaults are the paper's."""
@@ -36,21 +65,31 @@ class Learning:
 
 
 def learn(
-    bounds: Bounds, evaluate: Evaluate, learning: Learning, *, products_only: bool
+    bounds: Bounds,
+    evaluate: Evaluate,
+    learning: Learning,
+    *,
+    products_only: bool,
+    memory: Memory | None = None,
 ) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
     """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, shares clamped to [0, 1].
 
     Returns the best shares found for every task and the margin they had (with gradients on, so to be
     evaluated again).
     """
+    root = len(bounds.nodes) - 1
     starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
-    best, best_margin = None, None
     with torch.no_grad():
-        for start in starts:
-            shares = initial_shares(bounds, start, products_only=products_only)
-            best, best_margin = _better(
-                best, best_margin, shares, _smallest(evaluate(Relaxer(learned=shares)))
-            )
+        candidates = [initial_shares(bounds, starts[0], products_only=products_only)]
+        known = memory.recall(bounds, root, candidates[0]) if memory else None
+        if known:
+            candidates.append(known)
+        else:
+            candidates += [initial_shares(bounds, s, products_only=products_only) for s in starts[1:]]
+        best, best_margin = None, None
+        for shares in candidates:
+            margin = _smallest(evaluate(Relaxer(learned=shares)))
+            best, best_margin = _better(best, best_margin, shares, margin)
     assert best is not None
     assert best_margin is not None
     leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in best.items()}
@@ -67,6 +106,8 @@ def learn(
         if learning.stop and bool((best_margin > 0).all()):
             break
         adam.descend(loss)
+    if memory:
+        memory.keep(bounds, root, best)
     return best, best_margin
 
 
@@ -103,7 +144,9 @@ class Tuning:
 
     rows: int = 48  # sampled, over all tokens
     steps: int = 12  # most of what can be gained is gained by then
+    again: int = 3  # steps from shares learned at another ε
     rate: float = 0.15  # of Adam
+    memory: Memory | None = None
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         plain = bounds.boxes_of(nodes, stops)
@@ -115,8 +158,10 @@ class Tuning:
         count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[:count]
+        known = self.memory.recall(bounds, root, shares) if self.memory else None
+        shares = known or shares
         adam = Adam(shares, self.rate)
-        for _ in range(self.steps):
+        for _ in range(self.again if known else self.steps):
             with torch.enable_grad():
                 tuned = bounds.relaxed(Relaxer(learned=shares), bounds.dtype, upto=root)
                 lower = [
@@ -126,6 +171,8 @@ class Tuning:
                 loss = -torch.cat(lower, -1).mean((1, 2)).sum()
             adam.descend(loss)
         learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
+        if self.memory:
+            self.memory.keep(bounds, root, learned)
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         boxes = tuned.boxes_of(nodes, tuned.locals)
         return {n: plain[n] & boxes[n] for n in nodes}
