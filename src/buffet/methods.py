@@ -94,7 +94,7 @@ class Method:
         with torch.inference_mode() if plain else torch.no_grad():
             bounds = walk(Relaxer(self.product))
             found = margins(bounds, propagation)
-        if plain or bool(((found > 0).all(-1)).all()):
+        if plain or bool(((found > 0).all(-1) | found.isnan().any(-1)).all()):
             return found
         with torch.no_grad():
             if self.optimise == "all":

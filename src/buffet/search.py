@@ -196,7 +196,7 @@ def secant(clean: float, guess: float, tolerance: float, largest: float) -> Stra
     """
     bracket = Bracket(0.0, clean)
     seen = [(0.0, clean)]
-    eps = min(max(guess, SMALLEST_RADIUS), largest) if math.isfinite(guess) and guess > 0 else 0.01
+    eps = min(max(guess, SMALLEST_RADIUS) if math.isfinite(guess) and guess > 0 else 0.01, largest)
     slow = 0
     while True:
         margin = yield eps
@@ -205,7 +205,8 @@ def secant(clean: float, guess: float, tolerance: float, largest: float) -> Stra
         if math.isfinite(margin):
             seen.append((eps, margin if margin > -clean else -clean * (1 + math.log(margin / -clean))))
         low, high = bracket.certified, bracket.failed
-        if low >= largest or high <= SMALLEST_RADIUS or high - low <= tolerance * low:
+        closed = high - low <= tolerance * low or math.nextafter(low, math.inf) >= high
+        if low >= largest or high <= SMALLEST_RADIUS or closed:
             return bracket
         if math.isinf(high):
             eps = min(_beyond(seen, low), largest)

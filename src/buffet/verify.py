@@ -175,13 +175,23 @@ def bound_margins(
         method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, memory=memory)
         for part in torch.arange(region.tasks).split(step)
     ]
-    margins = torch.cat(parts)
+    margins = _plausible(torch.cat(parts), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
     if engine.dtype == torch.float32 and bool(lost.any()):
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
         margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, memory)
     return margins
+
+
+def _plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:
+    """The bounds, NaN where one exceeds the clean margin though the region contains the unmoved rows.
+
+    That cannot happen; if rounding should ever make it happen, it must not become a proof.
+    """
+    still = torch.zeros(*region.moved.shape, region.width, dtype=torch.float64, device=margins.device)
+    absurd = margins > clean + 1e-9 * (1 + clean.abs())
+    return margins.masked_fill(absurd & region.contains(still)[:, None], torch.nan)
 
 
 def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:

@@ -150,9 +150,10 @@ def _normalise(op: Normalise, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
 @interval.register
 def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box) -> Box:
     """``p_j = σ(s_j − log Σ_{j'≠j} e^{s_j'})``: increasing in the own score, decreasing in the others."""
-    s, low, high = (
-        v.unflatten(-1, (op.heads, -1)) for v in (clean[0], clean[0] + x.lower, clean[0] + x.upper)
-    )
+    s = clean[0].unflatten(-1, (op.heads, -1))
+    # Shifted by the largest clean score, so that log Σ is not lost next to it.
+    s = s - s.amax(-1, keepdim=True)
+    low, high = (s + v.unflatten(-1, (op.heads, -1)) for v in (x.lower, x.upper))
     p_lower = torch.sigmoid(low - _others(high, torch.logcumsumexp, -math.inf, torch.logaddexp))
     p_upper = torch.sigmoid(high - _others(low, torch.logcumsumexp, -math.inf, torch.logaddexp))
     return Box(*(v.flatten(2) for v in _outward(p_lower, p_upper, s.softmax(-1))))

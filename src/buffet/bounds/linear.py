@@ -14,7 +14,7 @@ matrix product over contiguous memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float
@@ -121,6 +121,7 @@ class Form:
 
 
 def _compose(form: Tensor, rows: Rows) -> Tensor:
+    form = form.to(rows.coefs.dtype)
     if rows.diagonal:
         return (rows.read(form).mT @ rows.per_group()).transpose(1, 2)
     return (form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)).unflatten(-1, (rows.groups, -1))
@@ -139,6 +140,16 @@ class Piece:
     def push(self, *forms: Form) -> Form:
         """Linear bounds of the inputs to linear bounds of the output."""
         raise NotImplementedError
+
+    def to(self, dtype: torch.dtype) -> Piece:
+        """The same piece with its numbers in another precision."""
+        cast: dict[int, Tensor] = {}  # a tensor shared by two fields stays shared
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                cast[id(value)] = cast.get(id(value), value.to(dtype))
+        changes = {f.name: cast[id(v)] for f in fields(self) if id(v := getattr(self, f.name)) in cast}  # type: ignore[arg-type]
+        return replace(self, **changes)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +185,8 @@ class CenterPiece(Piece):
     def push(self, *forms: Form) -> Form:
         width = forms[0].lower.shape[2]
         eye = torch.eye(width, dtype=forms[0].lower.dtype, device=forms[0].lower.device)
-        return forms[0].through(torch.matmul, eye - 1 / width, eye - 1 / width)
+        matrix = eye - 1 / width
+        return forms[0].through(torch.matmul, matrix, matrix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +297,7 @@ class PlanesPiece(Piece):
         to_y = f"t{op.out}r,t{op.terms}->t{op.y if stays else op.y + 'i'}r"
 
         x = self._to_x(a_positive, rows.read(self.x_lower))
-        x = x.add_(self._to_x(a_negative, rows.read(self.x_upper)))
+        x = x + self._to_x(a_negative, rows.read(self.x_upper))
         if self.y_upper is self.y_lower:
             y = torch.einsum(to_y, a, rows.read(self.y_lower))
         else:

@@ -52,7 +52,8 @@ def planes(
 
     x_lower, y_lower = slopes(alpha_lower, y_low, y_high)
     x_upper, y_upper = slopes(alpha_upper, y_high, y_low)
-    same_y = alpha_lower is alpha_upper or (isinstance(alpha_lower, float) and alpha_lower == alpha_upper)
+    floats = isinstance(alpha_lower, float) and isinstance(alpha_upper, float)
+    same_y = alpha_lower is alpha_upper or (floats and alpha_lower == alpha_upper)
     lower = -_constant(op, alpha_lower, (x_low, y_low), (x_high, y_high))
     upper = -_constant(op, alpha_upper, (x_low, y_high), (x_high, y_low))
 

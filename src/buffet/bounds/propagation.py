@@ -70,7 +70,7 @@ def bound_nodes(
         sharpen: how boxes are made from linear forms that are not kept.
     """
     program = scene.program
-    bounds = Bounds(scene, region, relax, dtype, chunk_bytes)
+    bounds = Bounds(scene, region, relax, dtype, chunk_bytes, torch.finfo(dtype).eps)
     needed, keeps = needed_boxes(program), kept_forms(program, propagation)
     groups = together(program, needed | keeps)
     sharper: dict[int, Box] = {}
@@ -103,12 +103,13 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         exact = bounds.relaxed(bounds.relax, torch.float64)
         lower = exact.margin(exact.locals)
     else:
-        lower = bounds.margin(_stops(bounds, root, propagation))
+        precise = bounds.precise()
+        lower = precise.margin(_stops(precise, root, propagation))
+        if root in bounds.boxes:
+            lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     for index in needed_boxes(bounds.scene.program):
         usable = bounds.boxes[index].usable(bounds.clean[index], bounds.dtype)
         lower = torch.where(usable[:, None], lower, torch.nan)
-    if root in bounds.boxes:
-        lower = torch.fmax(lower, bounds.boxes[root].lower.squeeze(1))
     return bounds.clean[root] + lower
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.intervals import Box
+from buffet.bounds.intervals import EPS, Box
 from buffet.bounds.linear import SoftmaxPiece
 from buffet.program import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 
@@ -73,9 +73,9 @@ def softmax_piece(
         point: where the tangents touch, as a share of the box (0: lower end, 1: upper end), per output j.
         mixture: weight of L_ER against L_LSE, 0 to 1; by default the one that is larger at the tangent point.
     """
-    s, low, high = (
-        v.unflatten(-1, (op.heads, -1)) for v in (clean[None], clean + scores.lower, clean + scores.upper)
-    )
+    s = clean[None].unflatten(-1, (op.heads, -1))
+    s = s - s.amax(-1, keepdim=True)  # softmax does not change, and large scores do not cancel
+    low, high = (s + v.unflatten(-1, (op.heads, -1)) for v in (scores.lower, scores.upper))
     touch = low.unsqueeze(-2) + point * (high - low).unsqueeze(-2)
     touch = touch.expand(*low.shape, low.shape[-1])  # tasks, queries, heads, outputs, keys
     differences = _difference_range(low, high)
@@ -92,7 +92,8 @@ def softmax_piece(
         stored = slope.to(dtype)
         with torch.no_grad():
             lost = ((slope - stored.double()).abs() * reach).sum(-1)
-            slack = side * (lost + torch.finfo(dtype).eps * constant.abs() + 4e-16)
+            sums = (slope.abs() * (s.unsqueeze(-2).abs() + reach)).sum(-1) + 1
+            slack = side * (lost + torch.finfo(dtype).eps * constant.abs() + 16 * EPS * sums)
         return stored, (constant + slack).flatten(2).to(dtype)
 
     lower, lower_constant = finish(lower, lower_constant, -1)
@@ -143,6 +144,9 @@ def _below(
 
     # L_ER on the differences x_k − x_j.
     value, chord = _chord_at(*differences, touch - own.unsqueeze(-1))
+    # Where a chord overflows, the bound falls back to 0, which every weight exceeds.
+    lost = ~((value + chord).isfinite().all(-1, keepdim=True))
+    value, chord = value.masked_fill(lost, torch.inf), chord.masked_fill(lost, 0.0)
     er = 1 / value.masked_fill(eye, 1.0).sum(-1)
     outward = (-(er * er).unsqueeze(-1) * chord).masked_fill(eye, 0.0)
     er_slope = outward - torch.diag_embed(outward.sum(-1))

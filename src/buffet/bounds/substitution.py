@@ -103,6 +103,7 @@ class Bounds:
     relax: Relax
     dtype: torch.dtype
     chunk_bytes: int
+    unit: float  # of rounding, in the least precise numbers that enter
     boxes: dict[int, Box] = field(default_factory=dict)
     pieces: dict[int, Piece] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
@@ -121,25 +122,38 @@ class Bounds:
 
         No forms are kept.
         """
-        fresh = replace(self, relax=relax, dtype=dtype, pieces={}, forms={}, locals={})
+        unit = torch.finfo(dtype).eps
+        fresh = replace(self, relax=relax, dtype=dtype, unit=unit, pieces={}, forms={}, locals={})
         for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
             fresh.linearise(index, node)
         return fresh
 
-    def linearise(self, index: int, node: Node) -> None:
-        """Give a node its linear piece and, behind linear operations only, its exact form."""
+    def precise(self) -> Bounds:
+        """The same pieces and forms, with sums taken in float64: for the one row that decides."""
+        exact = self.scene.exact(torch.float64)
+        pieces = {i: exact[i] or piece.to(torch.float64) for i, piece in self.pieces.items()}
+        fresh = replace(self, dtype=torch.float64, pieces=pieces, locals={})
+        for index in sorted(self.locals):
+            fresh.localise(index, self.nodes[index])
+        return fresh
+
+    def localise(self, index: int, node: Node) -> None:
+        """Give a node its exact form, if only linear operations on single tokens lie before it."""
         if isinstance(node.op, Input):
             eye = torch.eye(self.region.width, dtype=self.dtype, device=self.region.center.device)
             self.locals[index] = Local(eye, self.region.moved)
             return
         piece = self.scene.exact(self.dtype)[index]
-        if piece is None:
-            piece = self.relax(self, index, node)
-        elif len(node.inputs) == 1 and node.inputs[0] in self.locals and not isinstance(node.op, Pool):
-            before = self.locals[node.inputs[0]].matrix
-            form = piece.push(Form.exactly(before[None, None]))
+        alone = len(node.inputs) == 1 and not isinstance(node.op, Pool)
+        if piece and alone and node.inputs[0] in self.locals:
+            form = piece.push(Form.exactly(self.locals[node.inputs[0]].matrix[None, None]))
             self.locals[index] = Local(form.lower[0, 0], self.region.moved)
-        self.pieces[index] = piece
+
+    def linearise(self, index: int, node: Node) -> None:
+        """Give a node its linear piece and, behind linear operations only, its exact form."""
+        self.localise(index, node)
+        if not isinstance(node.op, Input):
+            self.pieces[index] = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
 
     def substitute(
         self, root: int, rows: Rows, stops: Mapping[int, Stop]
@@ -172,10 +186,11 @@ class Bounds:
     ) -> Float[Tensor, "tasks *rows"]:
         """The minimum of linear forms over the region, widened for rounding, in float64."""
         moved, width = self.region.moved.shape[1], self.region.width
-        reach = self.region.minimise(coefs.unflatten(1, (moved, width))).double()
+        form = coefs.unflatten(1, (moved, width))
+        least = self.region.minimise(form)
         constant = constant.double()
-        slack = ROUNDING * torch.finfo(self.dtype).eps * (reach.abs() + constant.abs())
-        return reach + constant - slack
+        slack = ROUNDING * self.unit * (self.region.spread(form, least).double() + constant.abs())
+        return least.double() + constant - slack
 
     def forms_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Form]:
         """Linear bounds, in the input, of nodes that can be read together (`together`)."""

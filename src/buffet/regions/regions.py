@@ -61,6 +61,10 @@ class Region(ABC):
         """``min_δ Σ_d form_d·δ_d`` for every task and row, in the precision of `form`; differentiable."""
 
     @abstractmethod
+    def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
+        """``max_δ Σ |form·δ|`` or more, which rounding errors scale with; `least` is ``minimise(form)``."""
+
+    @abstractmethod
     def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
         """The smallest and the largest value of every entry of δ (float64)."""
 
@@ -166,6 +170,9 @@ class LpBall(Region):
         sizes = rounded(self._sizes(), form.dtype, up=True)
         return -sizes.reshape(-1, *[1] * (norms.ndim - 1)) * norms
 
+    def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
+        return least.abs()  # by symmetry
+
     def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
         size = self._sizes()[:, None, None].expand(-1, self.moved.shape[1], self.width)
         return -size, size
@@ -261,7 +268,14 @@ class Box(Region):
             bound.reshape(*bound.shape, *[1] * (form.ndim - 3))
             for bound in self._limits(form.dtype, inward=False)
         )
-        return (form.clamp(min=0) * lower + form.clamp(max=0) * upper).sum((1, 2))
+        # In float64: a box that does not contain the clean rows has terms of both signs.
+        total = (form.clamp(min=0).double() * lower + form.clamp(max=0).double() * upper).sum((1, 2))
+        return (total - torch.finfo(form.dtype).eps * total.abs()).to(form.dtype)
+
+    def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
+        lower, upper = self._limits(torch.float64, inward=False)
+        reach = torch.maximum(lower.abs(), upper.abs()).to(form.dtype)
+        return torch.einsum("tmw,tmw...->t...", reach, form.abs())
 
     def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
         return self._limits(torch.float64, inward=False)
@@ -349,8 +363,14 @@ class CandidateSet(Region):
         return CandidateSet(self.center, self.moved[index], chosen, self.budget)
 
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
-        gains = torch.einsum("tmcw,tmw...->tmc...", self.offsets.to(form.dtype), form).amin(2)
-        return gains.topk(self.budget, dim=1, largest=False).values.sum(1)
+        # In float64: the products may cancel. A NaN for one word is a NaN for all, whatever the budget.
+        gains = torch.einsum("tmcw,tmw...->tmc...", self.offsets, form.double()).amin(2)
+        total = gains.topk(self.budget, dim=1, largest=False).values.sum(1) + 0 * gains.sum(1)
+        return (total - torch.finfo(form.dtype).eps * total.abs()).to(form.dtype)
+
+    def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
+        moves = torch.einsum("tmcw,tmw...->tmc...", self.offsets.abs().to(form.dtype), form.abs()).amax(2)
+        return moves.topk(self.budget, dim=1).values.sum(1)
 
     def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
         reachable = self.offsets if self.budget else torch.zeros_like(self.offsets)

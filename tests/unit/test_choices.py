@@ -1,0 +1,160 @@
+"""What is free in a relaxation: the rule, the optimisers, and that learning never loses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from buffet.bounds.choices import Relaxer, initial_shares
+from buffet.bounds.optimise import Adam, Learning, Memory, learn
+from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
+from buffet.loading.config import ModelConfig
+from buffet.methods import METHODS, method_named
+from buffet.program import Bilinear, Scores
+from buffet.random_models import RandomModel, random_model
+from buffet.regions import LpBall
+from buffet.search import radius
+from buffet.verify import Engine, bound_margins
+
+DOUBLE = Engine(dtype=torch.float64)
+
+
+def encoder(seed: int, layers: int = 2, **changes: object) -> RandomModel:
+    config = ModelConfig(
+        vocab_size=2,
+        hidden_size=8,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=8,
+        hidden_act="relu",
+        layer_norm="no_var",
+        **changes,
+    )
+    return random_model(config, torch.Generator().manual_seed(seed))
+
+
+def ball(seed: int, eps: float, p: float = 2) -> LpBall:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(100 + seed))
+    return LpBall(x, [[1], [2]], p, eps)
+
+
+def smallest(model: RandomModel, region: LpBall, method: str, **changes: object) -> torch.Tensor:
+    label = int(model.program64.evaluate(region.center.double()).argmax())
+    return bound_margins(model, region, method_named(method, **changes), label, DOUBLE).amin(-1)
+
+
+def walk(model: RandomModel, region: LpBall, product: str = "zero"):
+    scene = METHODS["baseline"].scene(model.program64, region.center, 0)
+    return bound_nodes(scene, region, Relaxer(product), PROPAGATIONS["baf"], dtype=torch.float64)
+
+
+def test_the_rule_picks_both_values_beyond_the_first_layer():
+    bounds = walk(encoder(0), ball(0, 0.3))
+    chosen = [
+        torch.cat([a.flatten() for a in Relaxer("rule").alphas(bounds, node)])
+        for node in bounds.nodes
+        if isinstance(node.op, Bilinear)
+    ]
+    values = torch.cat(chosen)
+    assert set(values.tolist()) == {0.0, 1.0}
+
+
+def test_ties_keep_zero():
+    """In the first layer the scores of two words that do not move are constants: every range is [0, 0]."""
+    region = ball(0, 0.3)
+    bounds = walk(encoder(0), region)
+    scores = next(node for node in bounds.nodes if isinstance(node.op, Scores))
+    for alphas in Relaxer("rule").alphas(bounds, scores):
+        for task, (word,) in enumerate(region.moved.tolist()):
+            still = [i for i in range(4) if i != word]
+            assert (alphas[task][still][:, :, still] == 0).all()
+
+
+def test_the_rule_beats_the_fixed_plane_somewhere():
+    gains = [
+        smallest(encoder(s), ball(s, 0.2), "r-buffet") - smallest(encoder(s), ball(s, 0.2), "baseline")
+        for s in range(3)
+    ]
+    assert max(float(g.max()) for g in gains) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["o-buffet", "lse+o-buffet"])
+@pytest.mark.parametrize("seed", range(3))
+def test_learning_never_loses(name, seed):
+    model, region = encoder(seed), ball(seed, 0.5)
+    learned = smallest(model, region, name, steps=6)
+    fixed = smallest(model, region, name, optimise="none")
+    usable = ~fixed.isnan()
+    assert (learned >= fixed)[usable].all()
+
+
+def test_the_flagship_is_never_worse():
+    """On every task of a small suite, `buffet` proves at least the radius of every other method."""
+    model, region = encoder(0, layers=1, pooling="mean"), ball(0, 0.1)
+    best = radius(model, region, "buffet", steps=5, attack=False, tolerance=0.01)
+    for name in set(METHODS) - {"buffet"}:
+        other = radius(model, region, name, steps=2, attack=False, tolerance=0.01)
+        for ours, theirs in zip(best.tasks, other.tasks, strict=True):
+            assert ours.certified >= theirs.certified * (1 - 0.02), name
+
+
+def test_shares_are_sound_wherever_they_are():
+    """Random shares of everything free never lift a bound above an attained margin."""
+    model, region = encoder(3, layers=2), ball(3, 0.3)
+    label = int(model.program64.evaluate(region.center.double()).argmax())
+    method = replace(METHODS["buffet"], optimise="none")
+    scene = method.scene(model.program64, region.center, label)
+    propagation = PROPAGATIONS["backward"]
+    bounds = bound_nodes(scene, region, Relaxer(), propagation, dtype=torch.float64)
+    points = region.points(region.sample(400, torch.Generator().manual_seed(0)))
+    attained = model.program64.margins(label).evaluate(points).amin(0)
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        shares = initial_shares(bounds, "zero", products_only=False)
+        shares = {
+            i: {k: torch.rand(v.shape, generator=g, dtype=v.dtype) for k, v in s.items()}
+            for i, s in shares.items()
+        }
+        lower = margins(replace(bounds, relax=Relaxer(learned=shares)), propagation)
+        assert (lower <= attained).all()
+
+
+def test_adam_finds_the_minimum_in_the_cube():
+    shares = {0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}}
+    target = torch.tensor([0.2, 0.7, 5.0], dtype=torch.float64)
+    adam = Adam(shares, 0.05)
+    for _ in range(200):
+        adam.descend(((shares[0]["lower"] - target) ** 2).sum())
+    assert shares[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)
+
+
+def test_learning_keeps_the_best_iterate_and_tells_its_trace():
+    """A loss that gets worse with every step: what comes back is the start."""
+    bounds = walk(encoder(0), ball(0, 0.1))
+    told = []
+
+    def evaluate(relaxer: Relaxer) -> torch.Tensor:
+        total = sum(v.sum() for s in relaxer.learned.values() for v in s.values())
+        return (-1 - total.detach() + 0 * total).expand(2, 1)
+
+    learning = Learning(steps=3, trace=lambda step, margin: told.append(step))
+    shares, best = learn(bounds, evaluate, learning, products_only=True)
+    assert told == [0, 1, 2]
+    assert best.tolist() == [-1.0, -1.0]
+    assert all((v == 0).all() for s in shares.values() for v in s.values())
+
+
+def test_memory_recalls_tasks_in_any_batch():
+    bounds = walk(encoder(0), ball(0, 0.1))
+    shares = initial_shares(bounds, "random", products_only=True)
+    memory = Memory()
+    memory.keep(bounds, 7, shares)
+    swapped = replace(bounds, region=bounds.region.select([1, 0]))
+    found = memory.recall(swapped, 7, shares)
+    assert found is not None
+    for index, node in shares.items():
+        for name, value in node.items():
+            assert torch.equal(found[index][name], value.flip(0))
+    assert memory.recall(bounds, 8, shares) is None

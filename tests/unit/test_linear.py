@@ -1,0 +1,387 @@
+"""Pieces against the operations they stand for: Jacobians for the linear ones, the bounding planes spelt out
+entry by entry for the others. Every check is an equality, so a bound that is merely loose fails too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from buffet.bounds.linear import AddPiece, Form, LinesPiece, PlanesPiece, Rows, SoftmaxPiece, exact_piece
+from buffet.program import (
+    Add,
+    Affine,
+    Apply,
+    Bilinear,
+    Center,
+    Diagonal,
+    Mix,
+    Offset,
+    Op,
+    Pool,
+    Rescale,
+    Scores,
+)
+
+TASKS, TOKENS, WIDTH, OUT, ROWS = 3, 4, 6, 5, 7
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def random_rows(
+    tokens: int, features: int, *, groups: int, diagonal: bool, tasks: int = TASKS, shared: bool = False
+) -> Rows:
+    """Rows of a node; with `shared`, diagonal rows whose coefficients are the same for every token."""
+    if diagonal:
+        return Rows(random(tasks, 1 if shared else groups, features, ROWS), groups, diagonal=True)
+    return Rows(random(tasks, tokens, features, groups * ROWS), groups, diagonal=False)
+
+
+def spelt_out(rows: Rows, tokens: int) -> Tensor:
+    """Every coefficient of every row: ``[tasks, groups, rows, tokens, features]``."""
+    if not rows.diagonal:
+        return rows.coefs.unflatten(3, (rows.groups, -1)).permute(0, 3, 4, 1, 2)
+    tasks, _, features, count = rows.coefs.shape
+    full = rows.coefs.new_zeros(tasks, rows.groups, count, tokens, features)
+    for group in range(rows.groups):
+        full[:, group, :, group] = rows.coefs[:, group % rows.coefs.shape[1]].mT
+    return full
+
+
+KINDS = {
+    "diagonal": {"groups": TOKENS, "diagonal": True},
+    "diagonal, fewer groups": {"groups": 2, "diagonal": True},
+    "diagonal, shared by tasks and tokens": {"groups": TOKENS, "diagonal": True, "tasks": 1, "shared": True},
+    "diagonal, fewer groups, shared": {"groups": 2, "diagonal": True, "shared": True},
+    "dense": {"groups": TOKENS, "diagonal": False},
+    "dense, fewer groups": {"groups": 2, "diagonal": False},
+    "dense, shared by tasks": {"groups": 2, "diagonal": False, "tasks": 1},
+}
+LINEAR: dict[str, Op] = {
+    "affine": Affine(random(OUT, WIDTH), random(OUT)),
+    "diagonal": Diagonal(random(WIDTH), random(WIDTH)),
+    "center": Center(),
+    "offset": Offset(random(TOKENS, WIDTH)),
+    "first": Pool("first"),
+    "mean": Pool("mean"),
+}
+# The rows of the only token of a pooled value are diagonal.
+CASES = [
+    (name, kind)
+    for name, op in LINEAR.items()
+    for kind, settings in KINDS.items()
+    if settings["diagonal"] or not isinstance(op, Pool)
+]
+# Rows of one root have the same groups; they become dense in attention, where every task has its own.
+PAIRS = [
+    (a, b)
+    for a, first in KINDS.items()
+    for b, second in KINDS.items()
+    if first["groups"] == second["groups"]
+    and (first["diagonal"] == second["diagonal"] or "dense, shared by tasks" not in (a, b))
+]
+
+
+def jacobian(op: Op) -> Tensor:
+    """``[tokens out, features out, tokens, features]`` of a linear operation."""
+    return torch.autograd.functional.jacobian(op.evaluate, random(TOKENS, WIDTH, seed=9))
+
+
+def rows_of(op: Op, kind: str) -> Rows:
+    out = op.evaluate(random(TOKENS, WIDTH))
+    settings = KINDS[kind]
+    if out.shape[0] == 1:  # a pooled value: its one token is the one group
+        settings = {**settings, "groups": 1}
+    return random_rows(*out.shape, **settings)
+
+
+def piece_of(op: Op, dtype: torch.dtype = torch.float64):
+    return exact_piece(op, (random(TOKENS, WIDTH),), dtype)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_pull_of_a_linear_piece_is_the_transpose(name, kind):
+    op = LINEAR[name]
+    rows = rows_of(op, kind)
+    matrix = jacobian(op)
+    (pulled,), bias = piece_of(op).pull(rows)
+    assert bias is None
+    expected = torch.einsum("tgrnf,nfmw->tgrmw", spelt_out(rows, matrix.shape[0]), matrix)
+    torch.testing.assert_close(spelt_out(pulled, TOKENS), expected.expand(len(pulled.coefs), -1, -1, -1, -1))
+    assert pulled.groups == rows.groups
+    assert pulled.diagonal == (rows.diagonal and name != "mean")
+
+
+def random_form(seed: int = 0) -> Form:
+    """A form with a lower and an upper side, in eight inputs."""
+    return Form(random(TASKS, TOKENS, WIDTH, 9, seed=seed), random(TASKS, TOKENS, WIDTH, 9, seed=seed + 50))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_push_of_a_linear_piece_takes_the_side_its_sign_says(name):
+    matrix, form = jacobian(LINEAR[name]), random_form()
+    exact, wide = piece_of(LINEAR[name]).push(Form.exactly(form.lower)), piece_of(LINEAR[name]).push(form)
+    torch.testing.assert_close(exact.lower, torch.einsum("nfmw,tmwd->tnfd", matrix, form.lower))
+    low, high = (torch.einsum("nfmw,tmwd->tnfd", matrix.clamp(min=0), v) for v in (form.lower, form.upper))
+    low = low + torch.einsum("nfmw,tmwd->tnfd", matrix.clamp(max=0), form.upper)
+    high = high + torch.einsum("nfmw,tmwd->tnfd", matrix.clamp(max=0), form.lower)
+    torch.testing.assert_close(wide.lower, low)
+    torch.testing.assert_close(wide.upper, high)
+
+
+CENTER = "center"
+
+
+@pytest.mark.parametrize("name", [CENTER if name == "center" else name for name in LINEAR])
+def test_an_exact_form_stays_exact_behind_linear_operations(name):
+    assert piece_of(LINEAR[name]).push(Form.exactly(random_form().lower)).exact
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_pushing_the_form_or_pulling_the_rows_is_the_same(name, kind):
+    op = LINEAR[name]
+    rows, form = rows_of(op, kind), Form.exactly(random(TASKS, TOKENS, WIDTH, 9))
+    (pulled,), _ = piece_of(op).pull(rows)
+    for one, other in zip(form.compose(pulled), piece_of(op).push(form).compose(rows), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_pieces_have_the_precision_asked_for_and_nonlinear_operations_none():
+    for name in ("affine", "diagonal"):
+        assert piece_of(LINEAR[name], torch.float32).weight.dtype == torch.float32
+    assert piece_of(LINEAR["mean"], torch.float32).weights.dtype == torch.float32
+    for op in (Apply("relu"), Scores(heads=2), Rescale()):
+        assert piece_of(op) is None
+
+
+def test_add_gives_its_rows_to_both_and_sums_forms():
+    rows = random_rows(TOKENS, WIDTH, groups=TOKENS, diagonal=True)
+    parts, bias = exact_piece(Add(), (), torch.float64).pull(rows)
+    assert [p is rows for p in parts] == [True, True]
+    assert bias is None
+    a, b = random_form(1), random_form(2)
+    total = AddPiece().push(a, b)
+    torch.testing.assert_close(total.lower, a.lower + b.lower)
+    torch.testing.assert_close(total.upper, a.upper + b.upper)
+    assert AddPiece().push(Form.exactly(a.lower), Form.exactly(b.lower)).exact
+    for forms in ((a, Form.exactly(b.lower)), (Form.exactly(b.lower), a)):
+        assert not AddPiece().push(*forms).exact
+        torch.testing.assert_close(AddPiece().push(*forms).upper, a.upper + b.lower)
+
+
+# --- rows and forms -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_sum_of_rows(first, second):
+    """Diagonal and dense mix in either order; the mixed sum is dense."""
+    a, b = (random_rows(TOKENS, WIDTH, **KINDS[kind]) for kind in (first, second))
+    before = [spelt_out(r, TOKENS).clone() for r in (a, b)]
+    total = a + b
+    assert total.diagonal == (a.diagonal and b.diagonal)
+    torch.testing.assert_close(spelt_out(total, TOKENS), before[0] + before[1])
+    for rows, value in zip((a, b), before, strict=True):
+        torch.testing.assert_close(spelt_out(rows, TOKENS), value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contract_reads_every_coefficient_once(kind):
+    rows, values = random_rows(TOKENS, WIDTH, **KINDS[kind]), random(TASKS, TOKENS, WIDTH, seed=3)
+    expected = torch.einsum("tgrnf,tnf->tgr", spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1), values)
+    torch.testing.assert_close(rows.contract(values), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compose_is_the_lower_bound_of_every_row(kind):
+    rows, form = random_rows(TOKENS, WIDTH, **KINDS[kind]), random_form(4)
+    full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1)
+    bound = torch.einsum("tgrnf,tnfd->tdgr", full.clamp(min=0), form.lower)
+    bound = bound + torch.einsum("tgrnf,tnfd->tdgr", full.clamp(max=0), form.upper)
+    exact = torch.einsum("tgrnf,tnfd->tdgr", full, form.lower)
+    for chosen, expected in ((form, bound), (Form.exactly(form.lower), exact)):
+        coefs, constant = chosen.compose(rows)
+        torch.testing.assert_close(coefs, expected[:, :-1])
+        torch.testing.assert_close(constant, expected[:, -1])
+
+
+# --- relaxed pieces: the bound of every row spelt out -------------------------------------------------------
+
+
+def bounded_row(full: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """``A⁺·lower + A⁻·upper`` of every row."""
+    below = torch.einsum("tgrnf,tnf->tgr", full.clamp(min=0), lower)
+    return below + torch.einsum("tgrnf,tnf->tgr", full.clamp(max=0), upper)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lines_pull(kind):
+    rows = random_rows(TOKENS, WIDTH, **KINDS[kind])
+    ls, li, us, ui = (random(TASKS, TOKENS, WIDTH, seed=s) for s in range(10, 14))
+    x = random(TASKS, TOKENS, WIDTH, seed=14)
+    (pulled,), bias = LinesPiece(ls, li, us, ui).pull(rows)
+    full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1)
+    torch.testing.assert_close(pulled.contract(x) + bias, bounded_row(full, ls * x + li, us * x + ui))
+    assert (pulled.groups, pulled.diagonal) == (rows.groups, rows.diagonal)
+
+
+def test_lines_push():
+    ls, li, us, ui = (random(TASKS, TOKENS, WIDTH, seed=s) for s in range(10, 14))
+    for form in (random_form(), Form.exactly(random_form().lower)):
+        pushed = LinesPiece(ls, li, us, ui).push(form)
+        lower = ls.clamp(min=0)[..., None] * form.lower + ls.clamp(max=0)[..., None] * form.upper
+        upper = us.clamp(min=0)[..., None] * form.upper + us.clamp(max=0)[..., None] * form.lower
+        lower[..., -1] += li
+        upper[..., -1] += ui
+        torch.testing.assert_close(pushed.lower, lower)
+        torch.testing.assert_close(pushed.upper, upper)
+
+
+HEADS, KEYS, DEPTH = 2, 3, 5
+BILINEAR: dict[str, tuple[Bilinear, int]] = {  # operation and query tokens
+    "scores": (Scores(heads=HEADS, scale=0.7), TOKENS),
+    "scores, one query": (Scores(heads=HEADS), 1),
+    "mix": (Mix(heads=HEADS), TOKENS),
+    "mix, one query": (Mix(heads=HEADS, scale=2.0), 1),
+    "rescale": (Rescale(heads=HEADS), TOKENS),
+    "rescale, one group": (Rescale(heads=1), TOKENS),
+}
+
+
+def sizes(op: Bilinear, tokens: int) -> dict[str, int]:
+    return {"i": tokens, "j": KEYS, "h": op.heads, "g": op.heads, "k": DEPTH, "m": DEPTH}
+
+
+def value_of(op: Bilinear, axes: str, tokens: int, seed: int) -> Tensor:
+    """A random value ``[tasks, tokens, features]`` with these axes."""
+    n = sizes(op, tokens)
+    return random(TASKS, *(n[c] for c in axes), seed=seed).flatten(2)
+
+
+def planes_piece(op: Bilinear, tokens: int, *, shared: bool, thin: bool) -> PlanesPiece:
+    """Random planes, those of y `shared` by both sides or not.
+
+    With `thin` the coefficients have size 1 on the axes the other factor does not have.
+    """
+    n = sizes(op, tokens)
+
+    def coefficients(axes: str, seed: int) -> Tensor:
+        return random(TASKS, *(n[c] if c in axes or not thin else 1 for c in op.terms), seed=seed)
+
+    y_lower = coefficients(op.x, 22)
+    return PlanesPiece(
+        op=op,
+        x_lower=coefficients(op.y, 20),
+        x_upper=coefficients(op.y, 21),
+        y_lower=y_lower,
+        y_upper=y_lower if shared else coefficients(op.x, 23),
+        lower=value_of(op, op.out, tokens, 24),
+        upper=value_of(op, op.out, tokens, 25),
+    )
+
+
+def plane_values(piece: PlanesPiece, x: Tensor, y: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """The lower and the upper plane of every output entry at deviations (x, y), term by term."""
+    op, n = piece.op, sizes(piece.op, tokens)
+    shape = (TASKS, *(n[c] for c in op.terms))
+    x, y = x.reshape(TASKS, *(n[c] for c in op.x)), y.reshape(TASKS, *(n[c] for c in op.y))
+    sides = []
+    for x_plane, y_plane, constant in (
+        (piece.x_lower, piece.y_lower, piece.lower),
+        (piece.x_upper, piece.y_upper, piece.upper),
+    ):
+        part_x = torch.einsum(f"t{op.terms},t{op.x}->t{op.out}", x_plane.expand(shape), x)
+        part_y = torch.einsum(f"t{op.terms},t{op.y}->t{op.out}", y_plane.expand(shape), y)
+        sides.append((part_x + part_y).flatten(2) + constant)
+    return sides[0], sides[1]
+
+
+@pytest.mark.parametrize(("shared", "thin"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", BILINEAR)
+def test_planes_pull(name, kind, shared, thin):
+    op, tokens = BILINEAR[name]
+    settings = {**KINDS[kind], "groups": min(tokens, KINDS[kind]["groups"])}
+    piece = planes_piece(op, tokens, shared=shared, thin=thin)
+    rows = random_rows(tokens, piece.lower.shape[-1], **settings)
+    x, y = value_of(op, op.x, tokens, 30), value_of(op, op.y, tokens, 31)
+    (to_x, to_y), bias = piece.pull(rows)
+    full = spelt_out(rows, tokens).expand(TASKS, -1, -1, -1, -1)
+    expected = bounded_row(full, *plane_values(piece, x, y, tokens))
+    torch.testing.assert_close(to_x.contract(x) + to_y.contract(y) + bias, expected)
+    assert to_x.groups == to_y.groups == rows.groups
+    assert to_x.diagonal == rows.diagonal
+    assert to_y.diagonal == (rows.diagonal and isinstance(op, Rescale))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", BILINEAR)
+def test_planes_push(name, shared):
+    """Exact forms: the planes themselves. With a spread: the worst of all values the forms allow."""
+    op, tokens = BILINEAR[name]
+    piece = planes_piece(op, tokens, shared=shared, thin=True)
+    x, y = (value_of(op, axes, tokens, seed) for axes, seed in ((op.x, 30), (op.y, 31)))
+
+    def constant(value: Tensor) -> Tensor:
+        return torch.stack([torch.zeros_like(value), value], -1)
+
+    exact = piece.push(Form.exactly(constant(x)), Form.exactly(constant(y)))
+    lower, upper = plane_values(piece, x, y, tokens)
+    torch.testing.assert_close(exact.lower[..., -1], lower)
+    torch.testing.assert_close(exact.upper[..., -1], upper)
+
+    spread = [value_of(op, axes, tokens, seed).abs() for axes, seed in ((op.x, 32), (op.y, 33))]
+    wide = piece.push(*(Form(constant(v - r), constant(v + r)) for v, r in zip((x, y), spread, strict=True)))
+    size = replace(
+        piece,
+        x_lower=piece.x_lower.abs(),
+        x_upper=piece.x_upper.abs(),
+        y_lower=piece.y_lower.abs(),
+        y_upper=piece.y_upper.abs(),
+        lower=torch.zeros_like(lower),
+        upper=torch.zeros_like(upper),
+    )
+    below, above = plane_values(size, *spread, tokens)
+    torch.testing.assert_close(wide.lower[..., -1], lower - below)
+    torch.testing.assert_close(wide.upper[..., -1], upper + above)
+
+
+def softmax_piece() -> SoftmaxPiece:
+    """Random slopes of two heads over three keys."""
+    slopes = [random(TASKS, TOKENS, 2, 3, 3, seed=s) for s in (40, 41)]
+    return SoftmaxPiece(*slopes, *(random(TASKS, TOKENS, WIDTH, seed=s) for s in (42, 43)))
+
+
+def softmax_values(piece: SoftmaxPiece, scores: Tensor) -> tuple[Tensor, Tensor]:
+    heads = scores.unflatten(-1, (2, 3))
+    lower, upper = (
+        torch.einsum("tnhjk,tnhk->tnhj", slope, heads).flatten(2)
+        for slope in (piece.lower_slope, piece.upper_slope)
+    )
+    return lower + piece.lower, upper + piece.upper
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_softmax_pull(kind):
+    """The weights of a query and head sum to 1: their coefficients count from the middle one."""
+    piece, rows = softmax_piece(), random_rows(TOKENS, WIDTH, **KINDS[kind])
+    x = random(TASKS, TOKENS, WIDTH, seed=44)
+    (pulled,), bias = piece.pull(rows)
+    full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1).unflatten(-1, (2, 3))
+    shifted = full - full.sort(-1).values[..., 1:2]
+    if rows.diagonal:  # tokens that a row does not read have no coefficients to shift
+        shifted = torch.where((full != 0).any(-1, keepdim=True), shifted, 0.0)
+    expected = bounded_row(shifted.flatten(-2), *softmax_values(piece, x))
+    torch.testing.assert_close(pulled.contract(x) + bias, expected)
+    assert (pulled.groups, pulled.diagonal) == (rows.groups, rows.diagonal)
+
+
+def test_softmax_push():
+    piece, x = softmax_piece(), random(TASKS, TOKENS, WIDTH, seed=44)
+    pushed = piece.push(Form.exactly(torch.stack([0 * x, x], -1)))
+    lower, upper = softmax_values(piece, x)
+    torch.testing.assert_close(pushed.lower[..., -1], lower)
+    torch.testing.assert_close(pushed.upper[..., -1], upper)
