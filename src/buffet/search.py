@@ -23,7 +23,6 @@ from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.regions import LpBall, Region
 from buffet.verify import (
-    QUICK_ATTACK,
     Classifier,
     Engine,
     bound_margins,
@@ -34,6 +33,7 @@ from buffet.verify import (
 
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
+GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 FIRST_GUESS = 0.4
 """The first ε tried, as a share of the attacked radius."""
 SMALLEST_RADIUS = 1e-9
@@ -135,7 +135,7 @@ def radius(
 
     start = time.perf_counter()
     # Certified radii are some fraction of attacked ones; a short attack will do for a first guess.
-    scale = attacked if attack else attacked_radius(model.program64, region, label, QUICK_ATTACK)
+    scale = attacked if attack else attacked_radius(model.program64, region, label, GUESS_ATTACK)
     searches = [
         STRATEGIES[search](clean, FIRST_GUESS * guess, tolerance, largest) if clean > 0 else _hopeless()
         for guess in scale.tolist()

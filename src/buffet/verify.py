@@ -25,7 +25,8 @@ from buffet.program import Program
 from buffet.regions import LpBall, Region
 
 Verdict = Literal["certified", "falsified", "unknown"]
-QUICK_ATTACK = AttackSettings(steps=10, restarts=1)
+QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
+"""What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
 
 
 @runtime_checkable
@@ -89,7 +90,7 @@ def verify(
     optimise: str | None = None,
     steps: int | None = None,
     window: int | None = None,
-    falsify: bool = True,
+    falsify: bool | AttackSettings = True,
     seed: int = 0,
     engine: Engine | None = None,
 ) -> Verification:
@@ -103,7 +104,7 @@ def verify(
         label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
         propagation, product, softmax, optimise, steps, window: replace these parts of the method.
-        falsify: when a task is not certified, look for a counterexample with a short attack.
+        falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
 
     Example:
         >>> import buffet
@@ -133,7 +134,7 @@ def verify(
     points: list[Tensor | None] = [None] * region.tasks
     open_tasks = (~certified).nonzero()[:, 0].tolist()
     if clean_margin < 0 or (falsify and open_tasks):
-        settings = AttackSettings(steps=QUICK_ATTACK.steps, restarts=QUICK_ATTACK.restarts, seed=seed)
+        settings = falsify if isinstance(falsify, AttackSettings) else replace(QUICK_ATTACK, seed=seed)
         found = attack(model.program64, region.select(open_tasks), label, settings)
         for place, task in enumerate(open_tasks):
             if found.success[place]:

@@ -12,6 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
+from buffet.attack import AttackSettings
 from buffet.bounds.choices import PRODUCTS
 from buffet.bounds.optimise import MODES
 from buffet.bounds.propagation import PROPAGATIONS
@@ -352,7 +353,7 @@ def _verdicts(
         request.eps,
         request.chosen,
         label=label,
-        falsify=request.attack,
+        falsify=AttackSettings(seed=request.seed) if request.attack else False,
         seed=request.seed,
         engine=Engine(memory=request.memory),
     )
