@@ -73,9 +73,11 @@ def bound_nodes(
     bounds = Bounds(scene, region, relax, dtype, chunk_bytes, torch.finfo(dtype).eps)
     needed, keeps = needed_boxes(program), kept_forms(program, propagation)
     groups = together(program, needed | keeps)
+    everywhere = propagation.keeps in ("boxes", "all")
+    boxed = range(len(program.nodes)) if everywhere else boxed_nodes(program)
     sharper: dict[int, Box] = {}
     for index, node in enumerate(program.nodes):
-        box = _interval(bounds, node, wanted=index in needed or propagation.keeps in ("boxes", "all"))
+        box = _interval(bounds, node) if index in boxed else None
         if box is not None:
             bounds.boxes[index] = box
         if propagation.keeps == "boxes":
@@ -120,6 +122,12 @@ def needed_boxes(program: Program) -> frozenset[int]:
     """
     read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
     return frozenset(i for i in read if not isinstance(program.nodes[i].op, Input | Apply))
+
+
+def boxed_nodes(program: Program) -> frozenset[int]:
+    """Nodes whose interval arithmetic is of use: read by a nonlinearity, or by a node that is."""
+    read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
+    return frozenset(read | {i for index in read for i in program.nodes[index].inputs})
 
 
 def kept_forms(program: Program, propagation: Propagation) -> frozenset[int]:
@@ -188,18 +196,14 @@ def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
     return bounds.pieces[index].push(*forms) if len(forms) == len(node.inputs) else None
 
 
-def _interval(bounds: Bounds, node: Node, wanted: bool) -> Box | None:
-    """Interval arithmetic, for nonlinear operations always and for linear ones where it may tell something.
-
-    The inputs of a nonlinearity have boxes; a linear operation gets one from boxes of its inputs only if it
-    is `wanted` and they have them, so that no interval is carried through a chain of linear operations.
-    """
+def _interval(bounds: Bounds, node: Node) -> Box | None:
+    """Interval arithmetic from the boxes of the inputs, if they have some."""
     if isinstance(node.op, Input):
         region = bounds.region
         full = torch.zeros(region.tasks, *region.center.shape, dtype=torch.float64)
         index = region.moved[..., None].expand(-1, -1, region.width)
         return Box(*(full.to(index.device).scatter(1, index, side) for side in region.extent()))
-    if not isinstance(node.op, NONLINEAR) and not (wanted and all(i in bounds.boxes for i in node.inputs)):
+    if not all(i in bounds.boxes for i in node.inputs):
         return None
     return interval(
         node.op, tuple(bounds.clean[i] for i in node.inputs), *(bounds.boxes[i] for i in node.inputs)

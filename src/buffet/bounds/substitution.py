@@ -70,6 +70,13 @@ class Local:
 Stop = Local | Form
 
 
+class _Precise(dict[int, Piece]):
+    """Pieces that turn to float64 when they are asked for: one row passes through few of them."""
+
+    def __getitem__(self, index: int) -> Piece:
+        return super().__getitem__(index).to(torch.float64)
+
+
 @dataclass(frozen=True)
 class Scene:
     """A program that ends in margins, with its clean run on one sentence (both float64)."""
@@ -131,7 +138,7 @@ class Bounds:
     def precise(self) -> Bounds:
         """The same pieces and forms, with sums taken in float64: for the one row that decides."""
         exact = self.scene.exact(torch.float64)
-        pieces = {i: exact[i] or piece.to(torch.float64) for i, piece in self.pieces.items()}
+        pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
         fresh = replace(self, dtype=torch.float64, pieces=pieces, locals={})
         for index in sorted(self.locals):
             fresh.localise(index, self.nodes[index])
