@@ -112,8 +112,11 @@ class Form:
         return Form(below, above)
 
     def plus(self, lower: Tensor, upper: Tensor) -> Form:
-        """The form with constants added to its two sides."""
-        return Form(_plus_constant(self.lower, lower), _plus_constant(self.upper, upper))
+        """The form, made for the occasion and changed in place, with constants added to its two sides."""
+        above = self.upper.clone() if self.exact else self.upper
+        self.lower[..., -1].add_(lower)
+        above[..., -1].add_(upper)
+        return Form(self.lower, above)
 
     def __add__(self, other: Form) -> Form:
         lower = self.lower + other.lower
@@ -367,7 +370,3 @@ class SoftmaxPiece(Piece):
 def _split(op: Bilinear, value: Tensor, axes: str) -> Tensor:
     """View ``[tasks, tokens, features, last]`` with the features split into the axes of `op`."""
     return value.unflatten(2, (op.heads, -1)) if len(axes) == 3 else value
-
-
-def _plus_constant(form: Tensor, constant: Tensor) -> Tensor:
-    return torch.cat([form[..., :-1], form[..., -1:] + constant.unsqueeze(-1)], -1)
