@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.functions import FUNCTIONS
@@ -45,10 +45,9 @@ class Box:
         """The intersection; a NaN on either side stays a NaN."""
         return Box(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
 
-    def usable(self, clean: Float[Tensor, "tokens features"], dtype: torch.dtype) -> Bool[Tensor, "tasks"]:
-        """Which tasks have only finite bounds, none so wide that `dtype` cannot carry its coefficients."""
-        widest = 0.1 / torch.finfo(dtype).eps * (1 + clean.abs())
-        return ((self.upper - self.lower) < widest).all(-1).all(-1)
+    def widest(self, clean: Float[Tensor, "tokens features"]) -> Float[Tensor, "tasks"]:
+        """The largest width relative to the clean values, or NaN."""
+        return ((self.upper - self.lower) / (1 + clean.abs())).amax((1, 2))
 
 
 @singledispatch

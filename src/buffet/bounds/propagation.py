@@ -109,9 +109,11 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         lower = precise.margin(_stops(precise, root, propagation))
         if root in bounds.boxes:
             lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
-    for index in needed_boxes(bounds.scene.program):
-        usable = bounds.boxes[index].usable(bounds.clean[index], bounds.dtype)
-        lower = torch.where(usable[:, None], lower, torch.nan)
+    # Every box has to be finite, and none so wide that the precision cannot carry its coefficients.
+    widths = [bounds.boxes[i].widest(bounds.clean[i]) for i in needed_boxes(bounds.scene.program)]
+    if widths:
+        usable = torch.stack(widths, -1) < 0.1 / torch.finfo(bounds.dtype).eps
+        lower = torch.where(usable.all(-1, keepdim=True), lower, torch.nan)
     return bounds.clean[root] + lower
 
 
