@@ -168,22 +168,6 @@ def attacked_radius(
     return torch.where(found.success, size, math.inf)
 
 
-def first_order_radius(
-    program: Program,
-    region: LpBall,
-    label: int,
-    *,
-    mask: Bool[Tensor, "tokens"] | None = None,
-) -> Float[Tensor, "tasks"]:
-    """The size at which the linearised margin vanishes, ``margin / Σ_d ‖∇_d‖_q``: a guess, not a bound.
-
-    It is 0 for a misclassified input and inf where the gradient vanishes.
-    """
-    target = _Target.of(program, label, mask)
-    margin, slope = target.gradient(region, _still(region))
-    return torch.where(margin > 0, margin / _dual(region, slope), 0.0)
-
-
 def _descend(target: _Target, region: Region, settings: AttackSettings, generator: torch.Generator) -> Tensor:
     """The float32 δ of smallest margin among all steps and restarts, for every task."""
     delta = region.project(region.sample(settings.restarts, generator).float())

@@ -47,7 +47,7 @@ class TaskRadius:
     words: tuple[int, ...]
     certified: float  # proven: no smaller move changes the answer
     attacked: float  # a move of this size was seen to change it (inf: none found)
-    margin: float  # lower bound of the margin at `certified`; the clean margin if that is 0
+    margin: float  # lower bound of the margin at `certified`; if that is 0, the clean margin or 0
     evaluations: int  # engine evaluations of this task
 
 

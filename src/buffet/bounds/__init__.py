@@ -3,7 +3,9 @@
 functions      the scalar functions, one table
 relaxations    function on an interval → lines above and below
 products       planes of x·y and the choice of alpha
-softmax        softmax as operations the others know
+softmax        softmax taken apart, or bounded as a whole
+choices        what is free in a relaxation, and how it is chosen
+optimise       what is free, learned by gradient
 intervals      interval arithmetic of every operation
 linear         what a (relaxed) operation does to linear bounds, backwards and forwards
 substitution   rows of a node → linear forms of the input
