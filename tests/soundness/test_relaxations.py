@@ -208,12 +208,12 @@ def test_one_side_is_the_chord_and_the_other_a_tangent(name: str) -> None:
 
 
 def test_relu_is_exact_when_stable_and_the_triangle_otherwise() -> None:
-    center, lower, upper = real(5, -5, 0, 0, 0), real(-1, -1, -1, -2, 0), real(2, 2, 3, 1, 0)
+    center, lower, upper = real(5, -5, 0, 0), real(-1, -1, -1, -2), real(2, 2, 3, 1)
     lines = relax("relu", center, lower, upper)
-    torch.testing.assert_close(lines.lower_slope, real(1, 0, 1, 0, 0))
-    torch.testing.assert_close(lines.upper_slope, real(1, 0, 0.75, 1 / 3, 0))
-    torch.testing.assert_close(lines.lower_intercept, real(0, 0, 0, 0, 0), rtol=0, atol=1e-14)
-    torch.testing.assert_close(lines.upper_intercept, real(0, 0, 0.75, 2 / 3, 0), rtol=0, atol=1e-14)
+    torch.testing.assert_close(lines.lower_slope, real(1, 0, 1, 0))
+    torch.testing.assert_close(lines.upper_slope, real(1, 0, 0.75, 1 / 3))
+    torch.testing.assert_close(lines.lower_intercept, real(0, 0, 0, 0), rtol=0, atol=1e-14)
+    torch.testing.assert_close(lines.upper_intercept, real(0, 0, 0.75, 2 / 3), rtol=0, atol=1e-14)
 
 
 def test_exp_stays_positive() -> None:

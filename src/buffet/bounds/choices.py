@@ -72,7 +72,8 @@ def _form(bounds: Bounds, index: int) -> Form:
         return bounds.locals[index].form(bounds.clean[index].shape[0])
     if index in bounds.forms:
         return bounds.forms[index]
-    return bounds.forms_of((index,), {**bounds.forms, **bounds.locals})[index]
+    forms, _ = bounds.forms_of((index,), {**bounds.forms, **bounds.locals})
+    return forms[index]
 
 
 def initial_shares(

@@ -107,9 +107,16 @@ class Form:
         if self.exact:
             below = apply(lower, self.lower)
             return Form(below, below) if upper is lower else Form(below, apply(upper, self.lower))
-        below = apply(lower.clamp_min(0), self.lower) + apply(lower.clamp_max(0), self.upper)
-        above = apply(upper.clamp_min(0), self.upper) + apply(upper.clamp_max(0), self.lower)
-        return Form(below, above)
+
+        def side(through: Tensor, own: Tensor, other: Tensor) -> Tensor:
+            least, largest = (end.item() for end in torch.aminmax(through.detach()))
+            if least >= 0:  # as for exp, 1/x, and sums of weights
+                return apply(through, own)
+            if largest <= 0:
+                return apply(through, other)
+            return apply(through.clamp_min(0), own).add_(apply(through.clamp_max(0), other))
+
+        return Form(side(lower, self.lower, self.upper), side(upper, self.upper, self.lower))
 
     def plus(self, lower: Tensor, upper: Tensor) -> Form:
         """The form, made for the occasion and changed in place, with constants added to its two sides."""
@@ -323,15 +330,23 @@ class PlanesPiece(Piece):
         return planes.permute(0, *(op.terms.index(c) + 1 for c in order)) @ coefs
 
     def push(self, *forms: Form) -> Form:
-        op = self.op
-
-        def along(axes: str) -> Callable[[Tensor, Tensor], Tensor]:
-            pattern = f"t{op.terms},t{axes}d->t{op.out}d"
-            return lambda planes, form: torch.einsum(pattern, planes, _split(op, form, axes)).flatten(2, -2)
-
-        x = forms[0].through(along(op.x), self.x_lower, self.x_upper)
-        y = forms[1].through(along(op.y), self.y_lower, self.y_upper)
+        x = forms[0].through(self._from_x, self.x_lower, self.x_upper)
+        y = forms[1].through(self._from_y, self.y_lower, self.y_upper)
         return (x + y).plus(self.lower, self.upper)
+
+    def _from_x(self, planes: Tensor, form: Tensor) -> Tensor:
+        """``Σ planes · form`` over the axis the output does not have: a product per entry or per head."""
+        op = self.op
+        form = _split(op, form, op.x)
+        if op.out == op.x:
+            return (planes.unsqueeze(-1) * form).flatten(2, -2)
+        order = (*op.out, op.x[-1])
+        return (planes.permute(0, *(op.terms.index(c) + 1 for c in order)) @ form).flatten(2, -2)
+
+    def _from_y(self, planes: Tensor, form: Tensor) -> Tensor:
+        op = self.op
+        pattern = f"t{op.terms},t{op.y}d->t{op.out}d"
+        return torch.einsum(pattern, planes, _split(op, form, op.y)).flatten(2, -2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,13 +85,15 @@ def bound_nodes(
         bounds.linearise(index, node)
         stops = _stops(bounds, index, propagation)
         if index in keeps and index not in bounds.forms:
-            form = _pushed(bounds, index, node)
-            bounds.forms.update({index: form} if form else bounds.forms_of(groups[index], stops))
+            if form := _pushed(bounds, index, node):
+                bounds.forms[index] = form
+            else:
+                forms, boxes = bounds.forms_of(groups[index], stops)
+                bounds.forms.update(forms)
+                sharper |= boxes
         if index in needed:
-            if index in bounds.forms:
-                sharper[index] = bounds.box_of_form(bounds.forms[index])
-            elif index not in sharper:
-                sharper |= sharpen(bounds, groups[index], stops)
+            if index not in sharper:
+                sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
             bounds.boxes[index] = sharper[index] & box if box else sharper[index]
     return bounds
 
@@ -196,6 +198,15 @@ def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
         return known(index)
     forms = [form for i in node.inputs if (form := known(i))]
     return bounds.pieces[index].push(*forms) if len(forms) == len(node.inputs) else None
+
+
+def _sharper(bounds: Bounds, index: int) -> dict[int, Box]:
+    """The box of a node whose form is known already."""
+    if index in bounds.locals:
+        return {index: bounds.box_of_local(bounds.locals[index], bounds.clean[index].shape[0])}
+    if index in bounds.forms:
+        return {index: bounds.box_of_form(bounds.forms[index])}
+    return {}
 
 
 def _interval(bounds: Bounds, node: Node) -> Box | None:

@@ -25,6 +25,7 @@ Side = Literal["lower", "upper"]
 
 _EPS = torch.finfo(torch.float64).eps
 _TINY = torch.finfo(torch.float64).tiny  # what an underflow may lose
+_OUTWARD = torch.tensor([-math.inf, math.inf], dtype=torch.float64)
 # A chord over less than this (relative) width is noise: the derivative at the middle differs from the true
 # chord by O(width²), 1e-12, and the intercept is the conjugate of whichever slope is used.
 _NARROW = 1e-6
@@ -71,11 +72,9 @@ def relax(
         defaults = _default_slopes(name, low, high)
     below = _rounded(lower_slope if lower_slope is not None else defaults[0], dtype, low)
     above = _rounded(upper_slope if upper_slope is not None else defaults[1], dtype, low)
-    still = (lower == 0) & (upper == 0)
-    bottom, top = (torch.where(still, 0 * b, b) for b in _intercepts(f, c, low, high, below, above))
-    return Lines(
-        below.to(dtype), _outward(bottom, dtype, -math.inf), above.to(dtype), _outward(top, dtype, math.inf)
-    )
+    bottom, top = _intercepts(f, c, low, high, below, above)
+    bottom, top = _outward(torch.stack([bottom, top]), dtype, (lower != 0) | (upper != 0))
+    return Lines(below.to(dtype), bottom, above.to(dtype), top)
 
 
 def default_slopes(
@@ -122,20 +121,24 @@ def slope_range(
 
 
 def _interval(f: Function, center: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Center and ends in float64, NaN below the domain; the ends contain center + [lower, upper] exactly.
-
-    A sum that rounded inward, as Knuth's exact rounding error tells, is moved one step outward.
-    """
+    """Center and ends in float64, NaN below the domain; the ends contain center + [lower, upper] exactly."""
     center, lower, upper = torch.broadcast_tensors(center.double(), lower.double(), upper.double())
-    shift = torch.stack([lower, upper])
-    ends = center + shift
+    ends = center + torch.stack([lower, upper])
+    low, high = _widened(ends).unbind(0)
+    if f.domain > -math.inf:
+        # The domains start at 0, and no sum of a negative value rounds to 0.
+        low = torch.where(ends[0] >= f.domain, low.clamp(min=f.domain), math.nan)
+    return f.admit(center), low, high
+
+
+def _widened(ends: Tensor) -> Tensor:
+    """Lower and upper numbers (stacked), moved one step of their precision outward."""
+    outward = _OUTWARD.to(ends).view(2, *(1 for _ in ends.shape[1:]))
+    if not ends.requires_grad:
+        return torch.nextafter(ends, outward)
     with torch.no_grad():
-        outward = ends.new_tensor([-math.inf, math.inf]).view(2, *(1 for _ in center.shape))
-        part = ends - center
-        error = (center - (ends - part)) + (shift - part)
-        step = torch.where(error * outward > 0, torch.nextafter(ends, outward) - ends, 0.0)
-    low, high = (ends + step).unbind(0)
-    return f.admit(center), f.admit(low), high
+        step = torch.nextafter(ends, outward) - ends
+    return ends + step
 
 
 def _rounded(slope: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
@@ -143,15 +146,12 @@ def _rounded(slope: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
     return slope.to(dtype).double().expand_as(like)
 
 
-def _outward(intercept: Tensor, dtype: torch.dtype, towards: float) -> Tensor:
-    """Round to `dtype` towards ±inf; an overflow the other way is NaN."""
-    if dtype == torch.float64:
-        return intercept
-    rounded = intercept.to(dtype)
-    with torch.no_grad():
-        inward = rounded.double() > intercept if towards < 0 else rounded.double() < intercept
-        step = torch.nextafter(rounded, torch.full_like(rounded, towards)) - rounded
-    return rounded + torch.where(inward, step, 0.0)
+def _outward(intercepts: Tensor, dtype: torch.dtype, moves: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower and upper intercepts (stacked) in `dtype`, rounded outward; exactly 0 for what does not move."""
+    if dtype != torch.float64:
+        intercepts = _widened(intercepts.to(dtype))
+    low, high = (intercepts * moves).unbind(0)
+    return low, high
 
 
 # --- the conjugate ------------------------------------------------------------------------------------------
@@ -174,15 +174,16 @@ def _intercepts(
     value = f.value(x)
     with torch.no_grad():
         slack = f.rounding(x, value) + _EPS * value.abs()
-        slack = slack + slack[0]
+        slack = slack + (slack[0] + _TINY)
     rise, run = value - value[0], x - center
 
-    def gap(rows: slice, slope: Tensor, sign: float) -> Tensor:
+    def gap(rows: slice, slope: Tensor, sign: int) -> Tensor:
         drop = slope * run[rows]
-        return rise[rows] - drop + sign * (slack[rows] + (2 * _EPS) * drop.detach().abs() + _TINY)
+        allowance = torch.add(slack[rows], drop.detach().abs(), alpha=2 * _EPS)
+        return torch.add(rise[rows] - drop, allowance, alpha=sign)
 
     lower, upper = slice(1, 3 + len(minima)), slice(1 + len(minima), None)
-    return gap(lower, below, -1.0).amin(0), gap(upper, above, 1.0).amax(0)
+    return gap(lower, below, -1).amin(0), gap(upper, above, 1).amax(0)
 
 
 # --- slopes -------------------------------------------------------------------------------------------------

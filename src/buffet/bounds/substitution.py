@@ -199,33 +199,57 @@ class Bounds:
         slack = ROUNDING * self.unit * (self.region.spread(form, least).double() + constant.abs())
         return least.double() + constant - slack
 
-    def forms_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Form]:
-        """Linear bounds, in the input, of nodes that can be read together (`together`)."""
-        parts = []
-        for root, rows in self.unit_rows(nodes, stops):
-            coefs, constant = self.substitute(root, rows, stops)
-            constant = constant.expand(len(coefs), -1, -1)
-            parts.append(torch.cat([coefs, constant.unsqueeze(1)], 1).chunk(2, -1))
-        lower, upper = (torch.cat(side, -1).permute(0, 2, 3, 1) for side in zip(*parts, strict=True))
-        sizes = [self.clean[n].shape[-1] for n in nodes]
-        pairs = zip(lower.split(sizes, 2), (-upper).split(sizes, 2), strict=True)
-        return {n: Form(*pair) for n, pair in zip(nodes, pairs, strict=True)}
-
     def boxes_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
-        """Boxes of nodes that can be read together, through linear forms that are not kept."""
+        """Boxes of nodes that can be read together (`together`), through linear forms that are not kept."""
         parts = [
             self.concretise(*self.substitute(root, rows, stops)).chunk(2, -1)
             for root, rows in self.unit_rows(nodes, stops)
         ]
-        lower, upper = (torch.cat(side, -1) for side in zip(*parts, strict=True))
+        return {n: Box(*sides) for n, sides in self._sides(nodes, parts)}
+
+    def forms_of(
+        self, nodes: Sequence[int], stops: Mapping[int, Stop]
+    ) -> tuple[dict[int, Form], dict[int, Box]]:
+        """Linear bounds, in the input, of nodes that can be read together, and the boxes they give."""
+        forms, boxes = [], []
+        for root, rows in self.unit_rows(nodes, stops):
+            coefs, constant = self.substitute(root, rows, stops)
+            boxes.append(self.concretise(coefs, constant).chunk(2, -1))
+            constant = constant.expand(len(coefs), -1, -1)
+            forms.append(torch.cat([coefs, constant.unsqueeze(1)], 1).chunk(2, -1))
+        ordered = {
+            n: Form(*(side.permute(0, 2, 3, 1) for side in sides)) for n, sides in self._sides(nodes, forms)
+        }
+        return ordered, {n: Box(*sides) for n, sides in self._sides(nodes, boxes)}
+
+    def _sides(
+        self, nodes: Sequence[int], parts: Sequence[tuple[Tensor, ...]]
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Lower and upper bounds of each node, from those of chunks of rows and of their negatives."""
+        lower, upper = (
+            torch.cat(side, -1) if len(side) > 1 else side[0] for side in zip(*parts, strict=True)
+        )
         sizes = [self.clean[n].shape[-1] for n in nodes]
-        pairs = zip(lower.split(sizes, -1), (-upper).split(sizes, -1), strict=True)
-        return {n: Box(*pair) for n, pair in zip(nodes, pairs, strict=True)}
+        pairs = zip(lower.split(sizes, -1), upper.neg().split(sizes, -1), strict=True)
+        return zip(nodes, pairs, strict=True)
 
     def box_of_form(self, form: Form) -> Box:
         """The box of a node whose form is kept."""
         sides = torch.stack([form.lower, -form.upper], 1).movedim(-1, 1)
         lower, upper = self.concretise(sides[:, :-1], sides[:, -1]).unbind(1)
+        return Box(lower, -upper)
+
+    def box_of_local(self, local: Local, tokens: int) -> Box:
+        """The box of a node that varies in the moved rows only."""
+        tasks, moved = local.moved.shape
+        features = len(local.matrix)
+        sides = torch.cat([local.matrix, -local.matrix]).mT  # inputs, rows
+        each = torch.eye(moved, dtype=sides.dtype, device=sides.device)[:, None, :, None] * sides[:, None]
+        coefs = each.flatten(0, 1).expand(tasks, -1, -1, -1)  # tasks, inputs, moved, rows
+        ends = self.concretise(coefs, coefs.new_zeros(1, moved, 2 * features))
+        full = ends.new_zeros(tasks, tokens, 2 * features)
+        full.scatter_(1, local.moved[..., None].expand_as(ends), ends)
+        lower, upper = full.chunk(2, -1)
         return Box(lower, -upper)
 
     def margin(self, stops: Mapping[int, Stop]) -> Float[Tensor, "tasks others"]:

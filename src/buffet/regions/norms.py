@@ -19,12 +19,22 @@ def lp_norm(x: Tensor, p: float, dim: int, keepdim: bool = False) -> Tensor:
     if p not in (1.0, math.inf):
         # Powers in the middle of the number range are safe as they are; redo the others scaled.
         limit = torch.finfo(x.dtype).max ** (0.5 / p) / x.shape[dim]
+        if _all_between(norm, 1 / limit, limit):
+            return norm if keepdim else norm.squeeze(dim)
         odd = ~((norm > 1 / limit) & (norm < limit)) & ((norm != 0) | (p > 2))
         if bool(odd.any()):
             scale = x.detach().abs().amax(dim, keepdim=True)
             scale = torch.where((scale > 0) & odd, scale, 1)
             norm = scale * torch.linalg.vector_norm(x / scale, p, dim=dim, keepdim=True)
     return norm if keepdim else norm.squeeze(dim)
+
+
+def _all_between(x: Tensor, low: float, high: float) -> bool:
+    """Whether all of `x` lies strictly inside; NaN does not."""
+    if not x.numel():
+        return True
+    smallest, largest = (end.item() for end in torch.aminmax(x.detach()))
+    return smallest > low and largest < high
 
 
 def underflow(dtype: torch.dtype, p: float, size: int) -> float:

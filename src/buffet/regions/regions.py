@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -167,8 +168,7 @@ class LpBall(Region):
 
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
         norms = lp_norm(form, self.q, dim=2).sum(1) + underflow(form.dtype, self.q, self.width)
-        sizes = rounded(self._sizes(), form.dtype, up=True)
-        return -sizes.reshape(-1, *[1] * (norms.ndim - 1)) * norms
+        return self._outer(form.dtype).reshape(-1, *[1] * (norms.ndim - 1)) * norms
 
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
         return least.abs()  # by symmetry
@@ -215,6 +215,17 @@ class LpBall(Region):
         if self.eps is None:
             raise BuffetError("the LpBall has no size yet: give eps=..., or call region.with_eps(eps)")
         return self.eps
+
+    def _outer(self, dtype: torch.dtype) -> Float[Tensor, "tasks"]:
+        """The sizes, negative and rounded away from 0, made once per precision."""
+        if dtype not in self._rounded:
+            with torch.inference_mode(False):  # it outlives the call
+                self._rounded[dtype] = -rounded(self._sizes(), dtype, up=True)
+        return self._rounded[dtype]
+
+    @cached_property
+    def _rounded(self) -> dict[torch.dtype, Tensor]:
+        return {}
 
     def _outside(self, delta: Tensor) -> Tensor:
         return lp_norm(delta.double(), self.p, -1, keepdim=True) > self._sizes()[:, None, None]
