@@ -63,7 +63,7 @@ class Relaxer:
         assert isinstance(node.op, Bilinear)
         x, y = node.inputs
         forms = _form(bounds, x), _form(bounds, y)
-        return rule(node.op, bounds.boxes[x], bounds.boxes[y], *forms, bounds.concretise)
+        return rule(node.op, bounds.boxes[x], bounds.boxes[y], *forms, bounds.least_sums)
 
 
 def _form(bounds: Bounds, index: int) -> Form:

@@ -302,7 +302,7 @@ class PlanesPiece(Piece):
     def pull(self, rows: Rows) -> Pulled:
         op = self.op
         positive, negative = rows.parts()
-        a, a_positive, a_negative = (_split(op, r.coefs, op.out) for r in (rows, positive, negative))
+        a, a_positive, a_negative = (split_axes(op, r.coefs, op.out) for r in (rows, positive, negative))
         stays = not rows.diagonal or "i" in op.y
         to_y = f"t{op.out}r,t{op.terms}->t{op.y if stays else op.y + 'i'}r"
 
@@ -337,7 +337,7 @@ class PlanesPiece(Piece):
     def _from_x(self, planes: Tensor, form: Tensor) -> Tensor:
         """``Σ planes · form`` over the axis the output does not have: a product per entry or per head."""
         op = self.op
-        form = _split(op, form, op.x)
+        form = split_axes(op, form, op.x)
         if op.out == op.x:
             return (planes.unsqueeze(-1) * form).flatten(2, -2)
         order = (*op.out, op.x[-1])
@@ -346,7 +346,7 @@ class PlanesPiece(Piece):
     def _from_y(self, planes: Tensor, form: Tensor) -> Tensor:
         op = self.op
         pattern = f"t{op.terms},t{op.y}d->t{op.out}d"
-        return torch.einsum(pattern, planes, _split(op, form, op.y)).flatten(2, -2)
+        return torch.einsum(pattern, planes, split_axes(op, form, op.y)).flatten(2, -2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,6 +382,6 @@ class SoftmaxPiece(Piece):
         return value.unflatten(2, (self.lower_slope.shape[2], -1))
 
 
-def _split(op: Bilinear, value: Tensor, axes: str) -> Tensor:
+def split_axes(op: Bilinear, value: Tensor, axes: str) -> Tensor:
     """View ``[tasks, tokens, features, last]`` with the features split into the axes of `op`."""
     return value.unflatten(2, (op.heads, -1)) if len(axes) == 3 else value

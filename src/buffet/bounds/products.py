@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from buffet.bounds.intervals import Box, as_terms, box_terms
-from buffet.bounds.linear import Form, PlanesPiece
+from buffet.bounds.intervals import Box, box_terms
+from buffet.bounds.linear import Form, PlanesPiece, split_axes
 from buffet.program import Bilinear
 
 TIE = 1e-4
@@ -93,59 +93,56 @@ def _constant(op: Bilinear, alpha: Alpha, first: tuple[Tensor, ...], second: tup
 
 
 def rule(
-    op: Bilinear,
-    x: Box,
-    y: Box,
-    x_form: Form,
-    y_form: Form,
-    minimum: Callable[[Tensor, Tensor], Tensor],
+    op: Bilinear, x: Box, y: Box, x_form: Form, y_form: Form, pairs: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """r-BuFFeT: per term and side α = 1 if the input of the fusing ReLU reaches further up than down, else 0.
 
     ``min(U1, U2) = U1 − ReLU(U1 − U2)`` and ``max(L1, L2) = L1 + ReLU(L2 − L1)``, and α is the slope under
-    the ReLU. With x = x̂ + a, y = ŷ + b the ReLU inputs are
+    the ReLU. With x = x̂ + a, y = ŷ + b, wa = ua − la and wb = ub − lb the ReLU inputs are wa·wb times
 
-        U1 − U2 = (ub − lb)·a − (ua − la)·b − la·ub + ua·lb
-        L2 − L1 = (ub − lb)·a + (ua − la)·b − ua·ub + la·lb
+        U1 − U2:  a/wa − b/wb + (ua·lb − la·ub) / (wa·wb)
+        L2 − L1:  a/wa + b/wb + (la·lb − ua·ub) / (wa·wb)
 
     Over the box of the factors both ranges are symmetric, always a tie. So a and b are replaced by their
-    linear bounds in the input, which move together, and `minimum` takes the extreme values over the region.
+    linear bounds in the input, which move together.
+
+    Args:
+        pairs: from forms ``[tasks, groups, i, inputs]`` and ``[tasks, groups, j, inputs]`` to the minimum of
+            the sum of every pair over the region; it may be rough, as it only chooses.
 
     Returns:
         α of the lower and the upper side over the task and term axes. Ties stay at 0.
     """
-    x_low, x_high = (as_terms(op, v, op.x) for v in (x.lower, x.upper))
-    y_low, y_high = (as_terms(op, v, op.y) for v in (y.lower, y.upper))
-    a = [_form_terms(op, v, op.x) for v in (x_form.lower, x_form.upper)]
-    b = [_form_terms(op, v, op.y) for v in (y_form.lower, y_form.upper)]
-    dtype = x_form.lower.dtype
+    shared = [c for c in op.terms if c in op.x and c in op.y]
+    own = [[c for c in axes if c not in shared] for axes in (op.x, op.y)]
 
-    def choose(rows: slice, sign: int) -> Tensor:
-        """α of some queries; `sign` is that of b in the ReLU input."""
-        xl, xh = (v[:, rows] if v.shape[1] > 1 else v for v in (x_low, x_high))
-        yl, yh = (v[:, rows] if v.shape[1] > 1 else v for v in (y_low, y_high))
-        al, ah = (v[:, rows] if v.shape[1] > 1 else v for v in a)
-        bl, bh = (v[:, rows] if v.shape[1] > 1 else v for v in b)
-        if sign < 0:
-            bl, bh = -bh, -bl
-            constant = xh * yl - xl * yh
-        else:
-            constant = xl * yl - xh * yh
-        wide_y, wide_x = (v.to(dtype).unsqueeze(-1) for v in (yh - yl, xh - xl))
-        ends = []
-        for low_a, low_b, side in ((al, bl, 1), (-ah, -bh, -1)):
-            form = (wide_y * low_a + wide_x * low_b).movedim(-1, 1)
-            ends.append(side * (minimum(form[:, :-1], form[:, -1]) + side * constant))
-        low, high = ends
-        return (high + low > TIE * (high - low)).double()
+    def arrange(value: Tensor, axes: str, own: list[str]) -> Tensor:
+        """``[tasks, tokens, features, last]`` as ``[tasks, groups, own, last]``."""
+        order = [axes.index(c) + 1 for c in (*shared, *own)]
+        value = split_axes(op, value, axes).permute(0, *order, -1).flatten(1, len(shared))
+        return value if own else value.unsqueeze(2)
 
-    queries = max(v.shape[1] for v in (x_low, y_low))
-    lower, upper = (torch.cat([choose(slice(i, i + 1), sign) for i in range(queries)], 1) for sign in (1, -1))
-    return lower, upper
-
-
-def _form_terms(op: Bilinear, form: Tensor, axes: str) -> Tensor:
-    """`as_terms` for forms, whose input axis stays last."""
-    return (
-        as_terms(op, form.movedim(-1, 1).flatten(0, 1), axes).unflatten(0, (form.shape[0], -1)).movedim(1, -1)
+    (xl, xh), (yl, yh) = (
+        (arrange(box.lower.unsqueeze(-1), axes, free), arrange(box.upper.unsqueeze(-1), axes, free))
+        for box, axes, free in ((x, op.x, own[0]), (y, op.y, own[1]))
     )
+    wide_x, wide_y = xh - xl, yh - yl
+    dtype = x_form.lower.dtype
+    a_low, a_high = (arrange(v, op.x, own[0]) / wide_x.to(dtype) for v in (x_form.lower, x_form.upper))
+    b_low, b_high = (arrange(v, op.y, own[1]) / wide_y.to(dtype) for v in (y_form.lower, y_form.upper))
+    yl, yh, wide_y = yl.mT, yh.mT, wide_y.mT
+    sizes = {
+        c: n for axes, v in ((op.x, x), (op.y, y)) for c, n in zip(axes, op.split(v.lower, axes).shape[1:])
+    }
+    layout = [*shared, *own[0], *own[1]]
+
+    def choose(low: Tensor, minus_high: Tensor, constant: Tensor) -> Tensor:
+        middle = low - minus_high + 2 * constant / (wide_x * wide_y)
+        alpha = (middle > -TIE * (low + minus_high)).double()  # False where nothing moves: 0/0
+        return alpha.reshape(-1, *(sizes[c] for c in layout)).permute(
+            0, *(layout.index(c) + 1 for c in op.terms)
+        )
+
+    lower = choose(pairs(a_low, b_low), pairs(-a_high, -b_high), xl * yl - xh * yh)
+    upper = choose(pairs(a_low, -b_high), pairs(-a_high, b_low), xh * yl - xl * yh)
+    return lower, upper

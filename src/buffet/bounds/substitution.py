@@ -199,6 +199,14 @@ class Bounds:
         slack = ROUNDING * self.unit * (self.region.spread(form, least).double() + constant.abs())
         return least.double() + constant - slack
 
+    def least_sums(
+        self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
+    ) -> Float[Tensor, "tasks groups i j"]:
+        """About the minimum over the region of ``a_i + b_j``, forms whose last column is their constant."""
+        with torch.no_grad():
+            least = self.region.minimise_sums(a[..., :-1], b[..., :-1])
+        return least + a[..., -1].unsqueeze(-1) + b[..., -1].unsqueeze(-2)
+
     def boxes_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         """Boxes of nodes that can be read together (`together`), through linear forms that are not kept."""
         parts = [

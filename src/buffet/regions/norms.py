@@ -15,7 +15,7 @@ def lp_norm(x: Tensor, p: float, dim: int, keepdim: bool = False) -> Tensor:
     For p ≤ 2 a norm so small that all its powers underflow may come out as 0: `underflow` bounds what is
     lost. (For a large p that would be no small loss: ``0.4¹⁰¹`` is below the range of float32.)
     """
-    norm = torch.linalg.vector_norm(x, p, dim=dim, keepdim=True)
+    norm = _plain_norm(x, p, dim)
     if p not in (1.0, math.inf):
         # Powers in the middle of the number range are safe as they are; redo the others scaled.
         limit = torch.finfo(x.dtype).max ** (0.5 / p) / x.shape[dim]
@@ -25,8 +25,22 @@ def lp_norm(x: Tensor, p: float, dim: int, keepdim: bool = False) -> Tensor:
         if bool(odd.any()):
             scale = x.detach().abs().amax(dim, keepdim=True)
             scale = torch.where((scale > 0) & odd, scale, 1)
-            norm = scale * torch.linalg.vector_norm(x / scale, p, dim=dim, keepdim=True)
+            norm = scale * _plain_norm(x / scale, p, dim)
     return norm if keepdim else norm.squeeze(dim)
+
+
+def _plain_norm(x: Tensor, p: float, dim: int) -> Tensor:
+    """``‖x‖_p``, from sums: PyTorch's own norm is ten times slower along any axis but the last."""
+    if p == 1:
+        return x.abs().sum(dim, keepdim=True)
+    if math.isinf(p):
+        return x.abs().amax(dim, keepdim=True)
+    if p == 2:
+        square = x.square().sum(dim, keepdim=True)
+        if square.requires_grad:
+            square = torch.where(square == 0, 0.0, square)  # no gradient at 0, where √ has an infinite one
+        return square.sqrt()
+    return torch.linalg.vector_norm(x, p, dim=dim, keepdim=True)
 
 
 def _all_between(x: Tensor, low: float, high: float) -> bool:

@@ -31,6 +31,8 @@ from buffet.regions.norms import (
     unit_vertices,
 )
 
+SUMS_BYTES = 1 << 20
+"""Size aimed at for the sums of forms that `Region.minimise_sums` builds at a time: about a cache."""
 Form = Float[Tensor, "tasks moved width *rows"]
 Delta = Float[Tensor, "*restarts tasks moved width"]
 
@@ -60,6 +62,18 @@ class Region(ABC):
     @abstractmethod
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
         """``min_δ Σ_d form_d·δ_d`` for every task and row, in the precision of `form`; differentiable."""
+
+    def minimise_sums(
+        self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
+    ) -> Float[Tensor, "tasks groups i j"]:
+        """``minimise(a_i + b_j)`` for all pairs of forms of a group, up to rounding; no bound to rely on."""
+        shape = self.moved.shape[1], self.width
+        per_group = a[:, 0].numel() * b.shape[2] * a.element_size()
+        parts = [
+            self.minimise((x.unsqueeze(3) + y.unsqueeze(2)).movedim(-1, 1).unflatten(1, shape))
+            for x, y in zip(*(v.split(max(1, SUMS_BYTES // per_group), 1) for v in (a, b)), strict=True)
+        ]
+        return torch.cat(parts, 1)
 
     @abstractmethod
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
@@ -169,6 +183,17 @@ class LpBall(Region):
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
         norms = lp_norm(form, self.q, dim=2).sum(1) + underflow(form.dtype, self.q, self.width)
         return self._outer(form.dtype).reshape(-1, *[1] * (norms.ndim - 1)) * norms
+
+    def minimise_sums(
+        self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
+    ) -> Float[Tensor, "tasks groups i j"]:
+        a, b = (v.unflatten(-1, (self.moved.shape[1], self.width)).transpose(2, 3) for v in (a, b))
+        if self.p == 2:  # ‖a + b‖² = ‖a‖² + 2a·b + ‖b‖²
+            square = 2 * (a @ b.mT) + a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
+            norms = square.clamp_min(0).sqrt()
+        else:
+            norms = torch.cdist(a, -b, self.q)
+        return self._outer(a.dtype)[:, None, None, None] * norms.sum(2)
 
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
         return least.abs()  # by symmetry
