@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer
-from buffet.bounds.optimise import MODES, STARTS, Learning, Memory, Tuning, learn
+from buffet.bounds.optimise import MODES, STARTS, Control, Learning, Tuning, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
 from buffet.bounds.softmax import SOFTMAXES, decompose
 from buffet.bounds.substitution import Bounds, Scene
@@ -75,16 +75,18 @@ class Method:
         *,
         dtype: torch.dtype = torch.float32,
         chunk_bytes: int = 8 << 20,
-        memory: Memory | None = None,
+        control: Control | None = None,
     ) -> Float[Tensor, "tasks others"]:
         """Lower bounds of the margins over the region; NaN where there is none.
 
-        What an optimiser learns is kept in `memory`, and taken up again by later calls for the same words.
+        What an optimiser learns is kept in the control's memory, and taken up again by later calls for the
+        same words. With a trace, it takes all its steps whether or not the tasks are proven.
         """
         propagation = self.describe()
+        control = control or Control()
 
         def walk(relaxer: Relaxer) -> Bounds:
-            sharpen = Tuning(memory=memory) if self.optimise == "tuned" else Bounds.boxes_of
+            sharpen = Tuning(control=control) if self.optimise == "tuned" else Bounds.boxes_of
             return bound_nodes(
                 scene, region, relaxer, propagation, dtype=dtype, chunk_bytes=chunk_bytes, sharpen=sharpen
             )
@@ -94,20 +96,20 @@ class Method:
         with torch.inference_mode() if plain else torch.no_grad():
             bounds = walk(Relaxer(self.product))
             found = margins(bounds, propagation)
-        if plain or bool(((found > 0).all(-1) | found.isnan().any(-1)).all()):
+        settled = ((found > 0).all(-1) & (control.memory is None)) | found.isnan().any(-1)
+        if plain or (bool(settled.all()) and not control.trace):
             return found
         with torch.no_grad():
             if self.optimise == "all":
-                better = self._all(bounds, propagation, walk, memory)
+                better = self._all(bounds, propagation, walk, control)
             else:
-                better = self._final(bounds, memory)
+                better = self._final(bounds, control)
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
 
-    @property
-    def _learning(self) -> Learning:
-        return Learning(self.steps, self.rate, self.start)
+    def _learning(self, control: Control) -> Learning:
+        return Learning(self.steps, self.rate, self.start, stop=control.trace is None)
 
-    def _final(self, bounds: Bounds, memory: Memory | None) -> Tensor:
+    def _final(self, bounds: Bounds, control: Control) -> Tensor:
         """Everything free in the margin's own backward pass, the boxes as they are."""
         root = len(bounds.nodes) - 1
 
@@ -115,7 +117,8 @@ class Method:
             fresh = bounds.relaxed(relaxer, dtype)
             return bounds.clean[root] + fresh.margin(fresh.locals)
 
-        shares, _ = learn(bounds, evaluate, self._learning, products_only=False, memory=memory)
+        learning = self._learning(control)
+        shares = learn(bounds, evaluate, learning, products_only=False, control=control)
         return evaluate(Relaxer(learned=shares), torch.float64)
 
     def _all(
@@ -123,14 +126,14 @@ class Method:
         bounds: Bounds,
         propagation: Propagation,
         walk: Callable[[Relaxer], Bounds],
-        memory: Memory | None,
+        control: Control,
     ) -> Tensor:
         """The paper's o-BuFFeT: every α, end to end through the boxes it changes."""
 
         def evaluate(relaxer: Relaxer) -> Tensor:
             return margins(walk(relaxer), propagation)
 
-        shares, _ = learn(bounds, evaluate, self._learning, products_only=True, memory=memory)
+        shares = learn(bounds, evaluate, self._learning(control), products_only=True, control=control)
         return evaluate(Relaxer(learned=shares))
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
-from buffet.bounds.optimise import Memory
+from buffet.bounds.optimise import Control, Memory
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.regions import LpBall, Region
@@ -136,19 +137,17 @@ def radius(
     start = time.perf_counter()
     # Certified radii are some fraction of attacked ones; a short attack will do for a first guess.
     scale = attacked if attack else attacked_radius(model.program64, region, label, GUESS_ATTACK)
-    searches = [
-        STRATEGIES[search](clean, FIRST_GUESS * guess, tolerance, largest) if clean > 0 else _hopeless()
-        for guess in scale.tolist()
-    ]
-
-    scene, memory = chosen.scene(model.program64, region.center, label), Memory()
+    scene, control = chosen.scene(model.program64, region.center, label), Control(Memory())
 
     def evaluate(tasks: list[int], eps: list[float]) -> list[float]:
         part = region.select(tasks).with_eps(torch.tensor(eps, dtype=torch.float64))
-        margins = bound_margins(model, part, chosen, label, engine or Engine(), scene, memory)
+        margins = bound_margins(model, part, chosen, label, engine or Engine(), scene, control)
         return torch.where(proven(margins), margins.amin(-1), _not_proven(margins)).tolist()
 
-    brackets, counts, calls = _drive(searches, evaluate, report)
+    def begin(guess: float, shape: Shape | None) -> Strategy:
+        return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else _hopeless()
+
+    brackets, counts, calls = _drive(begin, scale.tolist(), evaluate, report)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(words, brackets, attacked.tolist(), counts, strict=True)
@@ -163,17 +162,15 @@ def _not_proven(margins: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Bracket:
-    """An ε proven (0 at the start) with its margin, and one that was not (infinity at the start)."""
+    """An ε proven (0 at the start) with its margin, and one that was not (infinity: none was tried)."""
 
     certified: float
     margin: float
     failed: float = math.inf
-    failed_margin: float = -math.inf
+    curve: Curve | None = None  # the margins seen on the way
 
     def after(self, eps: float, margin: float) -> Bracket:
-        if margin > 0:
-            return Bracket(eps, margin, self.failed, self.failed_margin)
-        return Bracket(self.certified, self.margin, eps, margin)
+        return replace(self, certified=eps, margin=margin) if margin > 0 else replace(self, failed=eps)
 
 
 Strategy = Generator[float, float, Bracket]
@@ -185,79 +182,130 @@ def _hopeless() -> Strategy:
     return Bracket(0.0, 0.0)
 
 
-def secant(clean: float, guess: float, tolerance: float, largest: float) -> Strategy:
+def secant(
+    clean: float, guess: float, tolerance: float, largest: float, shape: Shape | None = None
+) -> Strategy:
     """Safeguarded root search on the margin as a function of ε.
 
-    The next ε is the root of the parabola through the ends of the bracket and a third point (margins far
-    below 0 are compressed first, so that a huge one does not spoil it). When steps do not shrink the bracket
-    enough the next one bisects.
-    Ends when the bracket's ends agree to `tolerance`, or nothing is proven at `SMALLEST_RADIUS`, or all is at
-    `largest`.
+    In logarithms of ε and of the deficit ``(clean − margin) / clean`` margin functions are smooth, rising and
+    alike for all words of a sentence: the root is where the deficit is 1. The next ε is found by inverse
+    interpolation there, or from the `shape` that another search has seen; when steps do not shrink the
+    bracket enough the next one halves it.
+    Ends when the bracket's ends agree to `tolerance`, or the proven end is that close to where its margin,
+    falling on as it did, reaches 0; or nothing is proven at `SMALLEST_RADIUS`, or all is at `largest`.
     """
     bracket = Bracket(0.0, clean)
-    seen = [(0.0, clean)]
+    curve = Curve(clean)
     eps = min(max(guess, SMALLEST_RADIUS) if math.isfinite(guess) and guess > 0 else 0.01, largest)
-    slow = 0
+    slow = rises = 0
     while True:
         margin = yield eps
         before = bracket
-        bracket = bracket.after(eps, margin)
-        if math.isfinite(margin):
-            seen.append((eps, margin if margin > -clean else -clean * (1 + math.log(margin / -clean))))
+        curve = curve.after(eps, margin)
+        bracket = replace(bracket.after(eps, margin), curve=curve)
         low, high = bracket.certified, bracket.failed
         closed = high - low <= tolerance * low or math.nextafter(low, math.inf) >= high
-        if low >= largest or high <= SMALLEST_RADIUS or closed:
+        if low >= largest or high <= SMALLEST_RADIUS or closed or curve.beyond(low) <= low * (1 + tolerance):
             return bracket
+        root = curve.root(low, high, shape)
         if math.isinf(high):
-            eps = min(_beyond(seen, low), largest)
+            # A little past the expected root, and ever further when that was not enough.
+            eps = min(max(1.02 * root, (1 + 0.05 * 4**rises) * low), 4 * low, largest)
+            rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
         slow = slow + 1 if shrunk else 0
-        root = _root(seen, low, high)
-        if root is None or slow >= 2:
+        if not low < root < high or slow >= 2:
             slow = 0
             # An ε of unknown magnitude is halved geometrically.
-            eps = math.sqrt(low * high) if low > 0 else high / 8
-            eps = max(eps, low + (high - low) / 1024)
+            eps = max(math.sqrt(low * high) if low > 0 else high / 8, low + (high - low) / 1024)
         else:
-            # Land just inside the proven side, so that one more step can close the bracket.
-            eps = root * (1 - tolerance / 3) if root * (1 - tolerance / 3) > low else low * (1 + tolerance)
-            eps = min(max(eps, low * (1 + tolerance * 0.9)), high) if low > 0 else eps
-            if eps >= high:
-                eps = (low + high) / 2
+            # Land just inside the proven side, and not on an end.
+            eps = max(root * (1 - tolerance / 2), low * (1 + 0.9 * tolerance), low + (high - low) / 1024)
+            eps = eps if eps < high else (low + high) / 2
 
 
-def _beyond(seen: list[tuple[float, float]], low: float) -> float:
-    """Where to look when everything so far is proven: a little past the linear extrapolation to zero."""
-    (e0, h0), (e1, h1) = sorted(seen)[-2:]
-    root = e1 + (e1 - e0) * h1 / (h0 - h1) if h0 > h1 else math.inf
-    return min(max(root, 1.1 * low), 4 * low)
+Shape = Callable[[float], float]
+"""From the logarithm of a deficit to that of ε, relative to the root."""
+STEEPNESS = 5.0
+"""The deficit grows about like this power of ε, where nothing better is known."""
 
 
-def _root(seen: list[tuple[float, float]], low: float, high: float) -> float | None:
-    """The root, strictly inside the bracket, of the parabola through its ends and the nearest other point.
+@dataclass(frozen=True)
+class Curve:
+    """What was seen of a margin function: finite margins by ε, from the clean one at 0."""
 
-    Margins fall ever faster with ε, which a parabola follows well. None if an end has no finite margin.
-    """
-    ends = [next((p for p in seen if p[0] == end), None) for end in (low, high)]
-    if ends[0] is None or ends[1] is None:
-        return None
-    (a, fa), (b, fb) = ends[0], ends[1]
-    chord = (fb - fa) / (b - a)
-    root = a - fa / chord
-    others = [p for p in seen if p[0] not in (a, b)]
-    if others:
-        c, fc = min(others, key=lambda p: abs(p[0] - root))
-        bend = ((fc - fb) / (c - b) - chord) / (c - a)
-        # fa + (x − a)·(chord + bend·(x − b)) = 0, solved without cancellation
-        slope = chord + bend * (a - b)
-        under = slope * slope - 4 * bend * fa
-        if under >= 0 and slope - math.sqrt(under) < 0:
-            root = a - 2 * fa / (slope - math.sqrt(under))
-    return root if low < root < high else None
+    clean: float
+    seen: tuple[tuple[float, float], ...] = ()
+
+    def after(self, eps: float, margin: float) -> Curve:
+        if not math.isfinite(margin):
+            return self
+        return Curve(self.clean, tuple(sorted([*self.seen, (eps, margin)])))
+
+    def beyond(self, eps: float) -> float:
+        """Where the margin seen at `eps` reaches 0 if it goes on falling as it fell before."""
+        places = [e for e, _ in self.seen]
+        if eps not in places:
+            return math.inf
+        here = places.index(eps)
+        margin = self.seen[here][1]
+        e, before = self.seen[here - 1] if here else (0.0, self.clean)
+        return eps + margin * (eps - e) / (before - margin) if before > margin else math.inf
+
+    def logarithms(self) -> list[tuple[float, float]]:
+        """``(log ε, log deficit)`` of all that was seen."""
+        return [(math.log(e), math.log(max((self.clean - m) / self.clean, 1e-9))) for e, m in self.seen]
+
+    def root(self, low: float, high: float, shape: Shape | None) -> float:
+        """Where the margin is expected to be 0, given the proven and the failed end; NaN if unknown."""
+        points = self.logarithms()
+        below = [p for p in points if p[0] <= math.log(low)] if low > 0 else []
+        above = [p for p in points if p[0] >= math.log(high)] if math.isfinite(high) else []
+        if not points:
+            return math.nan
+        if not below or not above:
+            nearest = below[::-1] or above
+            x, y = nearest[0]
+            if shape:
+                return math.exp(x - shape(y))
+            power = STEEPNESS
+            if len(nearest) > 1:
+                power = max(1.0, (y - nearest[1][1]) / (x - nearest[1][0]))
+            return math.exp(x - max(y / power, -2.0))
+        (xa, ya), (xb, yb) = below[-1], above[0]
+        if not ya < yb:
+            return math.nan
+        linear = xa - ya * (xb - xa) / (yb - ya)
+        others = [p for p in points if p[0] not in (xa, xb) and not ya <= p[1] <= yb]
+        if others:
+            xc, yc = min(others, key=lambda p: abs(p[1]))
+            # the parabola x(y) through three points, at y = 0
+            bend = ((xc - xb) / (yc - yb) - (xb - xa) / (yb - ya)) / (yc - ya)
+            curved = linear + bend * ya * yb
+            if xa < curved < xb:
+                return math.exp(curved)
+        return math.exp(linear)
+
+    def shape(self, root: float) -> Shape | None:
+        """How ε relative to the root depends on the deficit, from what was seen; straight beyond it."""
+        points = sorted({y: x - math.log(root) for x, y in self.logarithms()}.items())
+        if len(points) < 2 or any(a[1] >= b[1] for a, b in pairwise(points)):
+            return None
+
+        def offset(y: float) -> float:
+            for (ya, xa), (yb, xb) in pairwise(points):
+                if ya <= y <= yb:
+                    return xa + (xb - xa) * (y - ya) / (yb - ya)
+            ya, xa = points[0] if y < points[0][0] else points[-1]
+            return xa + (y - ya) / STEEPNESS
+
+        return offset
 
 
-def bisection(clean: float, guess: float, tolerance: float, largest: float, steps: int = 10) -> Strategy:
+def bisection(
+    clean: float, guess: float, tolerance: float, largest: float, shape: Shape | None = None, steps: int = 10
+) -> Strategy:
     """The paper's search: from 0.01 double (or halve) until the bracket closes, then halve it ten times."""
     bracket = Bracket(0.0, clean)
     eps = min(0.01, largest)
@@ -274,37 +322,52 @@ def bisection(clean: float, guess: float, tolerance: float, largest: float, step
     return bracket
 
 
-STRATEGIES: Mapping[str, Callable[[float, float, float, float], Strategy]] = {
+STRATEGIES: Mapping[str, Callable[[float, float, float, float, Shape | None], Strategy]] = {
     "secant": secant,
     "bisection": bisection,
 }
 
 
 def _drive(
-    searches: list[Strategy],
+    begin: Callable[[float, Shape | None], Strategy],
+    scales: Sequence[float],
     evaluate: Callable[[list[int], list[float]], list[float]],
     report: Callable[[float], None],
 ) -> tuple[list[Bracket], list[int], int]:
-    """Run the strategies in step; `evaluate` answers one question of each unfinished task."""
+    """Run a search for every task; `evaluate` answers one question of each unfinished one.
+
+    One task goes ahead, and the others start from the share of their scale, and the shape of the margin
+    function, that it has found.
+    """
     results: dict[int, Bracket] = {}
-    questions: dict[int, float] = {}
-    counts = [0] * len(searches)
+    counts = [0] * len(scales)
     calls = 0
 
-    def advance(task: int, answer: float | None) -> None:
-        try:
-            questions[task] = next(searches[task]) if answer is None else searches[task].send(answer)
-        except StopIteration as stop:
-            results[task] = stop.value
+    def run(tasks: Sequence[int], share: float, shape: Shape | None) -> None:
+        nonlocal calls
+        searches = {task: begin(share * scales[task], shape) for task in tasks}
+        questions: dict[int, float] = {}
 
-    for task in range(len(searches)):
-        advance(task, None)
-    while questions:
-        tasks, eps = list(questions), list(questions.values())
-        questions.clear()
-        calls += 1
-        for task, answer in zip(tasks, evaluate(tasks, eps), strict=True):
-            counts[task] += 1
-            advance(task, answer)
-        report(0.1 + 0.9 * len(results) / len(searches))
-    return [results[t] for t in range(len(searches))], counts, calls
+        def advance(task: int, answer: float | None) -> None:
+            try:
+                questions[task] = next(searches[task]) if answer is None else searches[task].send(answer)
+            except StopIteration as stop:
+                results[task] = stop.value
+
+        for task in tasks:
+            advance(task, None)
+        while questions:
+            asked, eps = list(questions), list(questions.values())
+            questions.clear()
+            calls += 1
+            for task, answer in zip(asked, evaluate(asked, eps), strict=True):
+                counts[task] += 1
+                advance(task, answer)
+            report(0.1 + 0.9 * len(results) / len(scales))
+
+    run([0], FIRST_GUESS, None)
+    found, share, shape = results[0], FIRST_GUESS, None
+    if found.certified > 0 and math.isfinite(scales[0]) and found.curve:
+        share, shape = found.certified / scales[0], found.curve.shape(found.certified)
+    run(range(1, len(scales)), share, shape)
+    return [results[t] for t in range(len(scales))], counts, calls

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
-from buffet.bounds.optimise import Memory
+from buffet.bounds.optimise import Control
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
@@ -154,12 +154,12 @@ def bound_margins(
     label: int,
     engine: Engine,
     scene: Scene | None = None,
-    memory: Memory | None = None,
+    control: Control | None = None,
 ) -> Float[Tensor, "tasks others"]:
     """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
 
-    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `memory` lets
-    an optimiser start from what it learned for the same words before.
+    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `control` with
+    a memory lets an optimiser start from what it learned for the same words before.
     """
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
@@ -173,7 +173,9 @@ def bound_margins(
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
         step = min(step, max(1, engine.chunk // (64 * size * tokens**2 * widest)))
     parts = [
-        method.bound(scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, memory=memory)
+        method.bound(
+            scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, control=control
+        )
         for part in torch.arange(region.tasks).split(step)
     ]
     margins = _plausible(torch.cat(parts), region, scene.clean[-1])
@@ -181,7 +183,7 @@ def bound_margins(
     if engine.dtype == torch.float32 and bool(lost.any()):
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
-        margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, memory)
+        margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)
     return margins
 
 

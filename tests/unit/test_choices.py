@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buffet.bounds.choices import Relaxer, initial_shares
-from buffet.bounds.optimise import Adam, Learning, Memory, learn
+from buffet.bounds.optimise import Adam, Control, Learning, Memory, learn
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
@@ -139,10 +139,10 @@ def test_learning_keeps_the_best_iterate_and_tells_its_trace():
         total = sum(v.sum() for s in relaxer.learned.values() for v in s.values())
         return (-1 - total.detach() + 0 * total).expand(2, 1)
 
-    learning = Learning(steps=3, trace=lambda step, margin: told.append(step))
-    shares, best = learn(bounds, evaluate, learning, products_only=True)
-    assert told == [0, 1, 2]
-    assert best.tolist() == [-1.0, -1.0]
+    control = Control(trace=lambda step, margin: told.append((step, margin.tolist())))
+    shares = learn(bounds, evaluate, Learning(steps=3), products_only=True, control=control)
+    assert [step for step, _ in told] == [0, 1, 2]
+    assert told[0][1] == [-1.0, -1.0]
     assert all((v == 0).all() for s in shares.values() for v in s.values())
 
 

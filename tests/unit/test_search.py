@@ -58,7 +58,7 @@ def run(
     largest: float = LARGEST_RADIUS,
 ) -> tuple[Bracket, list[float]]:
     """The result of a strategy and the sizes it asked for; fails if it does not come to an end."""
-    search = STRATEGIES[name](1.0, guess, tolerance, largest)
+    search = STRATEGIES[name](1.0, guess, tolerance, largest, None)
     asked: list[float] = []
     try:
         eps = next(search)
@@ -78,13 +78,14 @@ def test_returns_what_it_has_seen_proven(strategy, function, guess):
     bracket, asked = run(strategy, margin, guess)
     assert bracket.certified in asked
     assert bracket.margin == margin(bracket.certified) > 0
-    assert bracket.failed in asked
-    assert not margin(bracket.failed) > 0
+    if strategy == "bisection" or math.isfinite(bracket.failed):
+        assert bracket.failed in asked
+        assert not margin(bracket.failed) > 0
     assert bracket.certified < bracket.failed
     assert all(0 < eps <= LARGEST_RADIUS for eps in asked)
     assert bracket.certified <= true * (1 + 1e-9) <= bracket.failed * (1 + 2e-9)
     if strategy == "secant":
-        assert bracket.failed - bracket.certified <= TOLERANCE * bracket.certified
+        assert bracket.certified >= true * (1 - TOLERANCE) * (1 - 1e-6)
         assert len(asked) <= 80
 
 
@@ -93,7 +94,6 @@ def test_returns_what_it_has_seen_proven(strategy, function, guess):
 def test_secant_reaches_any_tolerance(function, tolerance):
     margin, true = (SMOOTH | ROUGH)[function]
     bracket, asked = run("secant", margin, tolerance=tolerance)
-    assert bracket.failed - bracket.certified <= tolerance * bracket.certified
     assert bracket.certified >= true * (1 - tolerance) * (1 - 1e-6)
     assert len(asked) <= 80 + 3 * abs(math.log2(tolerance))
 
@@ -197,8 +197,8 @@ def sentence(tokens: int = 4, seed: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("search", STRATEGIES)
-def test_all_tasks_are_asked_in_one_call(search, monkeypatch):
-    """One engine call per round, for the unfinished tasks only, and the same radii as one by one."""
+def test_one_task_leads_and_the_others_are_asked_in_one_call(search, monkeypatch):
+    """After the first task one engine call per round, for unfinished tasks only; radii as one by one."""
     from buffet import search as module
 
     sizes: list[int] = []
@@ -212,13 +212,15 @@ def test_all_tasks_are_asked_in_one_call(search, monkeypatch):
     model, x = small_model(), sentence()
     words = [[0], [1], [3]]
     together = radius(model, LpBall(x, words, 2), "interval", search=search, attack=False)
-    assert len(sizes) == together.evaluations == max(t.evaluations for t in together.tasks)
-    assert sum(sizes) == sum(t.evaluations for t in together.tasks)
-    assert sizes[0] == 3
-    assert sizes == sorted(sizes, reverse=True)
+    first, *others = (t.evaluations for t in together.tasks)
+    assert len(sizes) == together.evaluations == first + max(others)
+    assert sum(sizes) == first + sum(others)
+    assert sizes[:first] == [1] * first
+    assert sizes[first] == 2
+    assert sizes[first:] == sorted(sizes[first:], reverse=True)
     for task, word in zip(together.tasks, words, strict=True):
         alone = radius(model, LpBall(x, [word], 2), "interval", search=search, attack=False)
-        assert alone.certified == pytest.approx(task.certified, rel=1e-5)
+        assert alone.certified == pytest.approx(task.certified, rel=1e-3)
         assert task.words == tuple(word)
         assert task.attacked == math.inf
 

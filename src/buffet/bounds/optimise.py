@@ -6,8 +6,10 @@ margin computed once more without gradients.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -16,6 +18,7 @@ from torch import Tensor
 from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, initial_shares
 from buffet.bounds.intervals import Box
 from buffet.bounds.substitution import Bounds, Stop
+from buffet.regions import LpBall
 
 MODES = ("none", "final", "all", "tuned")
 STARTS = (*PRODUCTS, "random", "best")
@@ -31,26 +34,53 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[int, ...], int], dict[int, Shares]] = {}
+        self._known: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]] = {}
 
     def keep(self, bounds: Bounds, root: int, shares: Mapping[int, Shares]) -> None:
-        """Remember the shares of every task for the bounds of node `root`."""
-        for task, words in enumerate(bounds.region.moved.tolist()):
+        """Remember the shares of every task for the bounds of node `root`, and the ε they were learned at."""
+        for task, (words, size) in enumerate(_tasks(bounds)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
-            self._known[tuple(words), root] = one
+            self._known[words, root] = size, one
 
     def recall(self, bounds: Bounds, root: int, like: Mapping[int, Shares]) -> dict[int, Shares] | None:
         """What was learned for these tasks, if all of it is known and fits `like`."""
-        known = [self._known.get((tuple(words), root)) for words in bounds.region.moved.tolist()]
+        known = [self._known.get((words, root)) for words, _ in _tasks(bounds)]
         found: dict[int, Shares] = {}
         for index, node in like.items():
             found[index] = {}
             for name in node:
-                parts = [k[index][name] for k in known if k is not None and name in k.get(index, {})]
+                parts = [k[1][index][name] for k in known if k is not None and name in k[1].get(index, {})]
                 if len(parts) < len(known):
                     return None
                 found[index][name] = torch.stack(parts)
         return found
+
+    def moved(self, bounds: Bounds, root: int) -> float:
+        """How far ε is from where the shares of the tasks were learned, relatively; inf if they were not."""
+        known = [(self._known.get((words, root)), size) for words, size in _tasks(bounds)]
+        return max(abs(size / k[0] - 1) if k is not None and k[0] > 0 else math.inf for k, size in known)
+
+
+def _tasks(bounds: Bounds) -> list[tuple[tuple[int, ...], float]]:
+    """The words of every task, and its size if it has one."""
+    region = bounds.region
+    sizes = [0.0] * region.tasks
+    if isinstance(region, LpBall) and region.eps is not None:
+        sizes = region.eps.tolist()
+    return list(zip((tuple(words) for words in region.moved.tolist()), sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a computation remembers, when it has to end, and who is told how it goes."""
+
+    memory: Memory | None = None
+    deadline: float | None = None  # on the clock of `time.perf_counter`
+    trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
+
+    @property
+    def expired(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,27 @@ class Learning:
     rate: float = 0.05  # of Adam
     start: str = "zero"  # the first α: a key of `PRODUCTS`, ``random``, or ``best`` of the fixed ones
     stop: bool = True  # as soon as every task is proven
-    trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
+    decay: bool = False  # let the rate fall to 0 over the steps
+
+    def shared(self, moved: float) -> Learning:
+        """The same for one of many neighbouring ε, where what was learned at one serves the next.
+
+        Few large steps at the first ε, fewer at the next, none where ε has hardly `moved`. Whether a margin
+        is positive must not matter, so that margins are comparable between ε.
+        """
+        if math.isinf(moved):
+            steps, rate = math.ceil(self.steps * FIRST_STEPS), self.rate * FASTER
+        else:
+            steps, rate = (0 if moved < NEAR else math.ceil(self.steps * NEXT_STEPS)), self.rate * FASTER / 2
+        return replace(self, steps=steps, rate=min(rate, 0.5), stop=False, decay=True)
+
+
+FIRST_STEPS, NEXT_STEPS = 0.06, 0.02
+"""Share of the steps that a radius search takes at its first and at every further ε."""
+FASTER = 6.0
+"""By how much larger its steps are."""
+NEAR = 0.03
+"""Shares learned within this relative distance of an ε are used as they are."""
 
 
 def learn(
@@ -70,68 +120,78 @@ def learn(
     learning: Learning,
     *,
     products_only: bool,
-    memory: Memory | None = None,
-) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
+    control: Control,
+) -> dict[int, Shares]:
     """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, shares clamped to [0, 1].
 
-    Returns the best shares found for every task and the margin they had (with gradients on, so to be
-    evaluated again).
+    Returns the best shares found for every task. Their margin has to be evaluated again, without gradients.
     """
-    root = len(bounds.nodes) - 1
+    root, memory = len(bounds.nodes) - 1, control.memory
+    if memory:
+        learning = learning.shared(memory.moved(bounds, root))
     starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
     with torch.no_grad():
-        candidates = [initial_shares(bounds, starts[0], products_only=products_only)]
-        known = memory.recall(bounds, root, candidates[0]) if memory else None
-        if known:
-            candidates.append(known)
-        else:
+        first = initial_shares(bounds, starts[0], products_only=products_only)
+        known = memory.recall(bounds, root, first) if memory else None
+        candidates = [known] if known else [first]
+        if not known:
             candidates += [initial_shares(bounds, s, products_only=products_only) for s in starts[1:]]
-        best, best_margin = None, None
-        for shares in candidates:
-            margin = _smallest(evaluate(Relaxer(learned=shares)))
-            best, best_margin = _better(best, best_margin, shares, margin)
-    assert best is not None
-    assert best_margin is not None
-    leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in best.items()}
-    if not leaves:
-        return best, best_margin
+    best = _Best()
+    if len(candidates) > 1:
+        with torch.no_grad():
+            for shares in candidates:
+                best.offer(shares, _smallest(evaluate(Relaxer(learned=shares))))
+    leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in (best.shares or candidates[0]).items()}
     adam = Adam(leaves, learning.rate)
-    for number in range(learning.steps):
+    for number in range(learning.steps if adam.leaves else 0):
+        if control.expired:
+            break
         with torch.enable_grad():
             margin = _smallest(evaluate(Relaxer(learned=leaves)))
             loss = torch.nn.functional.softplus(-margin).sum()
-        if learning.trace:
-            learning.trace(number, margin.detach())
-        best, best_margin = _better(best, best_margin, leaves, margin.detach())
-        if learning.stop and bool((best_margin > 0).all()):
+        if control.trace:
+            control.trace(number, margin.detach())
+        best.offer(leaves, margin.detach())
+        if learning.stop and best.proven:
             break
-        adam.descend(loss)
-    if memory:
-        memory.keep(bounds, root, best)
-    return best, best_margin
+        adam.descend(loss, 1 - number / learning.steps if learning.decay else 1.0)
+    if learning.decay and learning.steps:
+        with torch.no_grad():
+            best.offer(leaves, _smallest(evaluate(Relaxer(learned=leaves))))
+    found = best.shares or candidates[0]
+    if memory and (learning.steps or not known):
+        memory.keep(bounds, root, found)
+    return found
 
 
 def _smallest(margins: Tensor) -> Tensor:
     return margins.amin(-1)
 
 
-def _better(
-    best: dict[int, Shares] | None,
-    best_margin: Tensor | None,
-    shares: Mapping[int, Shares],
-    margin: Tensor,
-) -> tuple[dict[int, Shares], Tensor]:
-    """Keep, task by task, the shares with the larger margin."""
-    margin = margin.nan_to_num(nan=-torch.inf)
-    if best is None or best_margin is None:
-        return {i: {k: v.detach().clone() for k, v in s.items()} for i, s in shares.items()}, margin
-    better = margin > best_margin
+class _Best:
+    """For every task the shares that had the largest margin so far."""
 
-    def pick(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(better.reshape(-1, *[1] * (new.ndim - 1)), new.detach(), old)
+    def __init__(self) -> None:
+        self.shares: dict[int, Shares] = {}
+        self._margin: Tensor | None = None
 
-    kept = {i: {k: pick(v, best[i][k]) for k, v in s.items()} for i, s in shares.items()}
-    return kept, torch.where(better, margin, best_margin)
+    @property
+    def proven(self) -> bool:
+        return self._margin is not None and bool((self._margin > 0).all())
+
+    def offer(self, shares: Mapping[int, Shares], margin: Tensor) -> None:
+        margin = margin.nan_to_num(nan=-torch.inf)
+        if self._margin is None:
+            self.shares = {i: {k: v.detach().clone() for k, v in s.items()} for i, s in shares.items()}
+            self._margin = margin
+            return
+        better = margin > self._margin
+
+        def pick(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(better.reshape(-1, *[1] * (new.ndim - 1)), new.detach(), old)
+
+        self.shares = {i: {k: pick(v, self.shares[i][k]) for k, v in s.items()} for i, s in shares.items()}
+        self._margin = torch.where(better, margin, self._margin)
 
 
 @dataclass(frozen=True)
@@ -144,9 +204,9 @@ class Tuning:
 
     rows: int = 48  # sampled, over all tokens
     steps: int = 12  # most of what can be gained is gained by then
-    again: int = 3  # steps from shares learned at another ε
+    again: int = 3  # steps from shares learned at another ε; none if it is near
     rate: float = 0.15  # of Adam
-    memory: Memory | None = None
+    control: Control = Control()
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         plain = bounds.boxes_of(nodes, stops)
@@ -158,10 +218,15 @@ class Tuning:
         count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[:count]
-        known = self.memory.recall(bounds, root, shares) if self.memory else None
-        shares = known or shares
+        memory = self.control.memory
+        known = memory.recall(bounds, root, shares) if memory else None
+        steps = self.steps
+        if memory and known:
+            shares, steps = known, 0 if memory.moved(bounds, root) < NEAR else self.again
         adam = Adam(shares, self.rate)
-        for _ in range(self.again if known else self.steps):
+        for _ in range(steps):
+            if self.control.expired:
+                break
             with torch.enable_grad():
                 tuned = bounds.relaxed(Relaxer(learned=shares), bounds.dtype, upto=root)
                 lower = [
@@ -171,8 +236,8 @@ class Tuning:
                 loss = -torch.cat(lower, -1).mean((1, 2)).sum()
             adam.descend(loss)
         learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
-        if self.memory:
-            self.memory.keep(bounds, root, learned)
+        if memory and steps:
+            memory.keep(bounds, root, learned)
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         boxes = tuned.boxes_of(nodes, tuned.locals)
         return {n: plain[n] & boxes[n] for n in nodes}
@@ -190,8 +255,8 @@ class Adam:
         self._moments = [(torch.zeros_like(leaf), torch.zeros_like(leaf)) for leaf in self.leaves]
         self._steps = 0
 
-    def descend(self, loss: Tensor) -> None:
-        """One step down the gradient of `loss`; an entry that is not a number does not move."""
+    def descend(self, loss: Tensor, share: float = 1.0) -> None:
+        """One step (or a `share` of it) down the gradient of `loss`; a NaN entry does not move."""
         grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
         self._steps += 1
         with torch.no_grad():
@@ -202,4 +267,4 @@ class Adam:
                 first.lerp_(grad, 0.1)
                 second.lerp_(grad * grad, 0.001)
                 size = (second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-                leaf.addcdiv_(first, size, value=-self.rate / (1 - 0.9**self._steps)).clamp_(0, 1)
+                leaf.addcdiv_(first, size, value=-self.rate * share / (1 - 0.9**self._steps)).clamp_(0, 1)
