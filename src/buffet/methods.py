@@ -5,21 +5,21 @@ Every method returns lower bounds of the margins and nothing else; `verify` alon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.choices import PRODUCTS, Relaxer
-from buffet.bounds.optimise import MODES, STARTS, Control, Learning, Tuning, learn
+from buffet.bounds.choices import PRODUCTS, Relaxer, initial_shares
+from buffet.bounds.optimise import MODES, NEAR, PLANS, STARTS, Control, Learning, Tuning, follow, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
 from buffet.bounds.softmax import SOFTMAXES, decompose
-from buffet.bounds.substitution import Bounds, Scene
+from buffet.bounds.substitution import Bounds, OutOfTime, Scene
 from buffet.errors import BuffetError
 from buffet.program import Program
-from buffet.regions import Region
+from buffet.regions import LpBall, Region
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Method:
     window: int | None = None  # with `backward`: attention layers to substitute through
     steps: int = 100  # of the optimiser
     rate: float = 0.05  # of Adam
-    start: str = "best"  # α the optimiser starts from (STARTS)
+    start: str = "zero"  # α the optimiser starts from (STARTS)
+    rivals: tuple[str, ...] = ()  # methods that are asked too; the best answer counts
     summary: str = ""
 
     def __post_init__(self) -> None:
@@ -84,57 +85,110 @@ class Method:
         """
         propagation = self.describe()
         control = control or Control()
+        root = len(scene.program.nodes) - 1
 
-        def walk(relaxer: Relaxer) -> Bounds:
-            sharpen = Tuning(control=control) if self.optimise == "tuned" else Bounds.boxes_of
+        def walk(relaxer: Relaxer, deadline: float | None = control.deadline) -> Bounds:
             return bound_nodes(
-                scene, region, relaxer, propagation, dtype=dtype, chunk_bytes=chunk_bytes, sharpen=sharpen
+                scene,
+                region,
+                relaxer,
+                propagation,
+                dtype=dtype,
+                chunk_bytes=chunk_bytes,
+                sharpen=Tuning(control=control) if self.optimise == "tuned" else Bounds.boxes_of,
+                deadline=deadline,
             )
 
+        def end_to_end(relaxer: Relaxer, deadline: float | None = control.deadline) -> Tensor:
+            return margins(walk(relaxer, deadline), propagation)
+
         plain = self.optimise == "none" or propagation.keeps == "boxes"
-        # Gradients are only ever taken from tensors made outside inference mode.
-        with torch.inference_mode() if plain else torch.no_grad():
-            bounds = walk(Relaxer(self.product))
-            found = margins(bounds, propagation)
+        try:
+            # Gradients are only ever taken from tensors made outside inference mode.
+            with torch.inference_mode() if plain else torch.no_grad():
+                known = control.memory.shares_of(region, root, within=NEAR) if control.memory else None
+                if known and self.optimise == "all":
+                    return end_to_end(Relaxer(learned=known))
+                bounds = walk(Relaxer(self.product))
+                found = margins(bounds, propagation)
+        except OutOfTime:
+            return scene.clean[root].new_full((region.tasks, scene.clean[root].shape[-1]), torch.nan)
         settled = ((found > 0).all(-1) & (control.memory is None)) | found.isnan().any(-1)
-        if plain or (bool(settled.all()) and not control.trace):
+        if plain or control.expired or (bool(settled.all()) and not control.trace):
             return found
         with torch.no_grad():
+            learning = Learning(self.steps, self.rate, self.start, self.optimise, control.trace is None)
             if self.optimise == "all":
-                better = self._all(bounds, propagation, walk, control)
+                shares = learn(bounds, end_to_end, learning, products_only=True, control=control)
+                better = end_to_end(Relaxer(learned=shares), deadline=None)
             else:
-                better = self._final(bounds, control)
+                better = _final(replace(bounds, deadline=None), learning, control)
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
 
-    def _learning(self, control: Control) -> Learning:
-        return Learning(self.steps, self.rate, self.start, stop=control.trace is None)
-
-    def _final(self, bounds: Bounds, control: Control) -> Tensor:
-        """Everything free in the margin's own backward pass, the boxes as they are."""
-        root = len(bounds.nodes) - 1
-
-        def evaluate(relaxer: Relaxer, dtype: torch.dtype = torch.float32) -> Tensor:
-            fresh = bounds.relaxed(relaxer, dtype)
-            return bounds.clean[root] + fresh.margin(fresh.locals)
-
-        learning = self._learning(control)
-        shares = learn(bounds, evaluate, learning, products_only=False, control=control)
-        return evaluate(Relaxer(learned=shares), torch.float64)
-
-    def _all(
+    def follow(
         self,
-        bounds: Bounds,
-        propagation: Propagation,
-        walk: Callable[[Relaxer], Bounds],
+        scene: Scene,
+        region: LpBall,
+        eps: Float[Tensor, "tasks"],
         control: Control,
-    ) -> Tensor:
-        """The paper's o-BuFFeT: every α, end to end through the boxes it changes."""
+        *,
+        dtype: torch.dtype = torch.float32,
+        chunk_bytes: int = 8 << 20,
+    ) -> Float[Tensor, "tasks"]:
+        """Learn every α end to end at the edge of what can be proven, and keep them in the control's memory.
 
-        def evaluate(relaxer: Relaxer) -> Tensor:
-            return margins(walk(relaxer), propagation)
+        Returns about the largest ε they prove, from a start at `eps`.
+        """
+        assert control.memory is not None
+        root, propagation = len(scene.program.nodes) - 1, self.describe()
 
-        shares = learn(bounds, evaluate, self._learning(control), products_only=True, control=control)
-        return evaluate(Relaxer(learned=shares))
+        def walk(relaxer: Relaxer, eps: Tensor) -> Bounds:
+            ball = region.with_eps(eps)
+            return bound_nodes(
+                scene,
+                ball,
+                relaxer,
+                propagation,
+                dtype=dtype,
+                chunk_bytes=chunk_bytes,
+                deadline=control.deadline,
+            )
+
+        def evaluate(relaxer: Relaxer, eps: Tensor) -> Tensor:
+            return margins(walk(relaxer, eps), propagation)
+
+        with torch.no_grad():
+            shares = control.memory.shares_of(region.with_eps(eps), root)
+            learning = Learning(self.steps, self.rate).shared(PLANS["all"], shares is not None, torch.inf)
+            try:
+                if shares is None:
+                    start = walk(Relaxer(self.product), eps)
+                    shares = initial_shares(start, self.start, products_only=True)
+                shares, eps = follow(evaluate, shares, eps, float(scene.clean[root].min()), learning, control)
+            except OutOfTime:
+                return eps
+            control.memory.keep(region.with_eps(eps), root, shares)
+        return eps
+
+    def challengers(self) -> tuple[Method, ...]:
+        """Methods that may do better on some task."""
+        return tuple(METHODS[name] for name in self.rivals)
+
+    def plain(self) -> Method:
+        """The same without an optimiser."""
+        return replace(self, optimise="none", rivals=())
+
+
+def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
+    """Margins with everything learned that is free in their own backward pass, the boxes as they are."""
+    clean = bounds.clean[-1]
+
+    def evaluate(relaxer: Relaxer, dtype: torch.dtype = torch.float32) -> Tensor:
+        fresh = bounds.relaxed(relaxer, dtype)
+        return clean + fresh.margin(fresh.locals)
+
+    shares = learn(bounds, evaluate, learning, products_only=False, control=control)
+    return evaluate(Relaxer(learned=shares), torch.float64)
 
 
 METHODS: Mapping[str, Method] = {
@@ -155,6 +209,20 @@ METHODS: Mapping[str, Method] = {
         optimise="tuned",
         steps=40,
         rate=0.1,
+        start="best",
+        rivals=(
+            "lse",
+            "baseline",
+            "interval",
+            "dual",
+            "middle",
+            "r-buffet",
+            "lse+r-buffet",
+            "forward",
+            "backward",
+            "o-buffet",
+            "lse+o-buffet",
+        ),
         summary="the tightest: backward and lse, all free numbers learned for every node and the margin",
     ),
 }
@@ -168,4 +236,7 @@ def method_named(name: str | Method, **changes: object) -> Method:
         name = METHODS[name]
     known = {f.name for f in fields(Method)}
     assert known.issuperset(changes)
-    return replace(name, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
+    given = {k: v for k, v in changes.items() if v is not None}
+    if not given.keys() <= {"steps", "rate", "start"}:
+        given["rivals"] = ()  # a composition of one's own is taken by its word
+    return replace(name, **given)  # type: ignore[arg-type]

@@ -150,11 +150,14 @@ def test_memory_recalls_tasks_in_any_batch():
     bounds = walk(encoder(0), ball(0, 0.1))
     shares = initial_shares(bounds, "random", products_only=True)
     memory = Memory()
-    memory.keep(bounds, 7, shares)
+    memory.keep(bounds.region, 7, shares)
     swapped = replace(bounds, region=bounds.region.select([1, 0]))
-    found = memory.recall(swapped, 7, shares)
+    found = memory.shares_of(swapped.region, 7)
     assert found is not None
     for index, node in shares.items():
         for name, value in node.items():
             assert torch.equal(found[index][name], value.flip(0))
-    assert memory.recall(bounds, 8, shares) is None
+    assert memory.shares_of(bounds.region, 8) is None
+    other = ball(0, 0.1).with_eps(0.2)
+    assert memory.shares_of(other, 7, within=0.5) is None
+    assert memory.shares_of(other, 7) is not None

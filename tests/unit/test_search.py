@@ -13,13 +13,8 @@ from buffet.errors import BuffetError
 from buffet.loading import ModelConfig
 from buffet.random_models import RandomModel, random_model
 from buffet.regions import Box, LpBall
-from buffet.search import (
-    LARGEST_RADIUS,
-    SMALLEST_RADIUS,
-    STRATEGIES,
-    Bracket,
-    radius,
-)
+from buffet.search import LARGEST_RADIUS, radius
+from buffet.strategies import SMALLEST_RADIUS, STRATEGIES, Bracket
 from buffet.verify import Engine, verify
 
 Margin = Callable[[float], float]

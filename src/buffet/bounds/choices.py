@@ -2,7 +2,8 @@
 
 Every free number is a share in [0, 1], and every share is sound: α between the two planes of a product, the
 slope of a line between the least and the largest useful one, the point of the box where a softmax bound
-touches. So a learned relaxation is a dictionary of shares per node, and projecting it means clamping.
+touches, the mixture of two such bounds, the constant that Σp = 1 allows to take off. So a learned relaxation
+is a dictionary of shares per node, and projecting it means clamping.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor
 from buffet.bounds.linear import Form, LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes, rule
 from buffet.bounds.relaxations import Side, default_slopes, relax, slope_range
-from buffet.bounds.softmax import softmax_piece
+from buffet.bounds.softmax import better_bound, softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.program import Apply, Bilinear, Node, Softmax
 
 Shares = dict[str, Tensor]
-"""The learned shares of one node, by name: ``lower`` and ``upper``, or ``point``."""
+"""The learned shares of one node: ``lower``, ``upper``, or of a softmax ``point``, ``mixture``, ``shift``."""
 
 SIDES: tuple[Side, Side] = ("lower", "upper")
 
@@ -44,8 +45,7 @@ class Relaxer:
             lower, upper = (shares["lower"], shares["upper"]) if shares else self.alphas(bounds, node)
             return planes(node.op, clean, *boxes, alpha_lower=lower, alpha_upper=upper, dtype=bounds.dtype)
         if isinstance(node.op, Softmax):
-            point = shares.get("point", 0.5)
-            return softmax_piece(node.op, clean[0], boxes[0], point=point, dtype=bounds.dtype)
+            return softmax_piece(node.op, clean[0], boxes[0], dtype=bounds.dtype, **shares)
         assert isinstance(node.op, Apply)
         where = node.op.function, clean[0], boxes[0].lower, boxes[0].upper
 
@@ -104,7 +104,9 @@ def initial_shares(
             continue
         elif isinstance(node.op, Softmax):
             keys = clean[0].unflatten(-1, (node.op.heads, -1)).shape
-            shares[index] = {"point": torch.full((tasks, *keys, keys[-1]), 0.5, dtype=torch.float64)}
+            middle = torch.full((tasks, *keys, keys[-1]), 0.5, dtype=torch.float64)
+            mixture = better_bound(node.op, clean[0], bounds.boxes[node.inputs[0]])
+            shares[index] = {"point": middle, "mixture": mixture, "shift": middle[..., 0, 0].clone()}
         elif isinstance(node.op, Apply):
             box = bounds.boxes[node.inputs[0]]
             where = node.op.function, clean[0], box.lower, box.upper

@@ -353,19 +353,25 @@ class PlanesPiece(Piece):
 class SoftmaxPiece(Piece):
     """Attention weights between linear functions of all scores of their query (`softmax.softmax_piece`).
 
-    ``lower_slope[..., j, k]`` is the slope of weight j in score k below, `upper_slope` above.
+    ``lower_slope[..., j, k]`` is the slope of weight j in score k below, `upper_slope` above. Weights of one
+    query sum to 1, so their deviations to 0: any constant may be taken off their coefficients before they
+    are split by sign. It is the median, which leaves the least to be relaxed, or away from it by
+    ``(shift − ½)`` of the range of the coefficients.
     """
 
     lower_slope: Float[Tensor, "tasks tokens heads keys keys"]
     upper_slope: Float[Tensor, "tasks tokens heads keys keys"]
     lower: Float[Tensor, "tasks tokens features"]
     upper: Float[Tensor, "tasks tokens features"]
+    shift: Float[Tensor, "tasks tokens heads"] | None = None
 
     def pull(self, rows: Rows) -> Pulled:
-        # The weights of a query sum to 1, so their deviations to 0: any constant may be taken off their
-        # coefficients before they are split by sign. The median leaves the least to be relaxed.
         a = self._split(rows.coefs)
-        shifted = rows.like((a - a.median(3, keepdim=True).values).flatten(2, 3))
+        constant = a.median(3, keepdim=True).values
+        if self.shift is not None:
+            size = a.amax(3, keepdim=True) - a.amin(3, keepdim=True)
+            constant = constant + (rows.read(self.shift) - 0.5)[..., None, None] * size
+        shifted = rows.like((a - constant).flatten(2, 3))
         positive, negative = shifted.parts()
         x = rows.read(self.lower_slope).mT @ self._split(positive.coefs)
         x = x.add_(rows.read(self.upper_slope).mT @ self._split(negative.coefs))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, initial_shares
 from buffet.bounds.intervals import Box
-from buffet.bounds.substitution import Bounds, Stop
-from buffet.regions import LpBall
+from buffet.bounds.substitution import Bounds, OutOfTime, Stop
+from buffet.regions import LpBall, Region
 
 MODES = ("none", "final", "all", "tuned")
 STARTS = (*PRODUCTS, "random", "best")
@@ -28,42 +28,46 @@ Evaluate = Callable[[Relaxer], Float[Tensor, "tasks others"]]
 
 
 class Memory:
-    """Shares that were learned for a task at one ε, to start from at the next.
+    """Shares that were learned for a task at one ε, to start from at the next, and for other words.
 
-    What is learned is sound at every ε, and hardly moves between neighbouring ones.
+    What is learned is sound at every ε and for every word, and hardly moves between neighbouring ε.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]] = {}
+        self._latest: dict[int, dict[int, Shares]] = {}
 
-    def keep(self, bounds: Bounds, root: int, shares: Mapping[int, Shares]) -> None:
+    def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
         """Remember the shares of every task for the bounds of node `root`, and the ε they were learned at."""
-        for task, (words, size) in enumerate(_tasks(bounds)):
+        for task, (words, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
             self._known[words, root] = size, one
+            self._latest[root] = one
 
-    def recall(self, bounds: Bounds, root: int, like: Mapping[int, Shares]) -> dict[int, Shares] | None:
-        """What was learned for these tasks, if all of it is known and fits `like`."""
-        known = [self._known.get((words, root)) for words, _ in _tasks(bounds)]
-        found: dict[int, Shares] = {}
-        for index, node in like.items():
-            found[index] = {}
-            for name in node:
-                parts = [k[1][index][name] for k in known if k is not None and name in k[1].get(index, {})]
-                if len(parts) < len(known):
-                    return None
-                found[index][name] = torch.stack(parts)
-        return found
+    def shares_of(self, region: Region, root: int, within: float = math.inf) -> dict[int, Shares] | None:
+        """What was learned for these tasks, no further than `within` (relatively) from their present ε.
+
+        Without such a limit, tasks nothing was learned for get what was learned last.
+        """
+        latest = (0.0, self._latest.get(root)) if math.isinf(within) else (0.0, None)
+        known = [(*self._known.get((words, root), latest), size) for words, size in _tasks(region)]
+        fit = [k for at, k, size in known if k and (math.isinf(within) or abs(size / at - 1) < within)]
+        if not fit or len(fit) < len(known):
+            return None
+        # Which sides of a line are free depends on ε: what not all tasks have learned is left to its default.
+        return {
+            i: {k: torch.stack([one[i][k] for one in fit]) for k in s if all(k in one[i] for one in fit)}
+            for i, s in fit[0].items()
+        }
 
     def moved(self, bounds: Bounds, root: int) -> float:
-        """How far ε is from where the shares of the tasks were learned, relatively; inf if they were not."""
-        known = [(self._known.get((words, root)), size) for words, size in _tasks(bounds)]
+        """How far ε is from where the shares of the tasks were learned, relatively; inf: for another task."""
+        known = [(self._known.get((words, root)), size) for words, size in _tasks(bounds.region)]
         return max(abs(size / k[0] - 1) if k is not None and k[0] > 0 else math.inf for k, size in known)
 
 
-def _tasks(bounds: Bounds) -> list[tuple[tuple[int, ...], float]]:
+def _tasks(region: Region) -> list[tuple[tuple[int, ...], float]]:
     """The words of every task, and its size if it has one."""
-    region = bounds.region
     sizes = [0.0] * region.tasks
     if isinstance(region, LpBall) and region.eps is not None:
         sizes = region.eps.tolist()
@@ -90,28 +94,38 @@ class Learning:
     steps: int = 100
     rate: float = 0.05  # of Adam
     start: str = "zero"  # the first α: a key of `PRODUCTS`, ``random``, or ``best`` of the fixed ones
+    mode: str = "all"  # of `MODES`; says how steps are shared between tasks
     stop: bool = True  # as soon as every task is proven
     decay: bool = False  # let the rate fall to 0 over the steps
 
-    def shared(self, moved: float) -> Learning:
-        """The same for one of many neighbouring ε, where what was learned at one serves the next.
+    def shared(self, plan: Plan, known: bool, moved: float) -> Learning:
+        """The same for one of many neighbouring tasks, where what was learned for one serves the next.
 
-        Few large steps at the first ε, fewer at the next, none where ε has hardly `moved`. Whether a margin
-        is positive must not matter, so that margins are comparable between ε.
+        Whether a margin is positive must not matter then, so that margins are comparable between ε.
         """
-        if math.isinf(moved):
-            steps, rate = math.ceil(self.steps * FIRST_STEPS), self.rate * FASTER
-        else:
-            steps, rate = (0 if moved < NEAR else math.ceil(self.steps * NEXT_STEPS)), self.rate * FASTER / 2
-        return replace(self, steps=steps, rate=min(rate, 0.5), stop=False, decay=True)
+        share = plan.near if moved < NEAR else plan.other if known else plan.first
+        steps = math.ceil(self.steps * share)
+        return replace(self, steps=steps, rate=self.rate * plan.faster, stop=False, decay=True)
 
 
-FIRST_STEPS, NEXT_STEPS = 0.06, 0.02
-"""Share of the steps that a radius search takes at its first and at every further ε."""
-FASTER = 6.0
-"""By how much larger its steps are."""
-NEAR = 0.03
-"""Shares learned within this relative distance of an ε are used as they are."""
+@dataclass(frozen=True)
+class Plan:
+    """The share of all steps that a radius search takes for one task, with larger steps."""
+
+    first: float  # for its first word
+    other: float  # where shares are known from another word or ε
+    near: float  # where they are known from an ε that is near
+    faster: float  # by how much larger the steps are
+
+
+NEAR = 0.2
+"""Shares learned within this relative distance of an ε may be used as they are: the margin is a smooth
+function of ε then."""
+PLANS: Mapping[str, Plan] = {
+    "final": Plan(0.06, 0.03, 0.0, 6.0),
+    "all": Plan(0.12, 0.08, 0.0, 6.0),
+    "tuned": Plan(0.6, 0.3, 0.1, 1.0),
+}
 
 
 def learn(
@@ -127,15 +141,14 @@ def learn(
     Returns the best shares found for every task. Their margin has to be evaluated again, without gradients.
     """
     root, memory = len(bounds.nodes) - 1, control.memory
-    if memory:
-        learning = learning.shared(memory.moved(bounds, root))
     starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
+    known = memory.shares_of(bounds.region, root) if memory else None
+    if memory:
+        learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds, root))
     with torch.no_grad():
-        first = initial_shares(bounds, starts[0], products_only=products_only)
-        known = memory.recall(bounds, root, first) if memory else None
-        candidates = [known] if known else [first]
-        if not known:
-            candidates += [initial_shares(bounds, s, products_only=products_only) for s in starts[1:]]
+        candidates = (
+            [known] if known else [initial_shares(bounds, s, products_only=products_only) for s in starts]
+        )
     best = _Best()
     if len(candidates) > 1:
         with torch.no_grad():
@@ -146,26 +159,62 @@ def learn(
     for number in range(learning.steps if adam.leaves else 0):
         if control.expired:
             break
-        with torch.enable_grad():
-            margin = _smallest(evaluate(Relaxer(learned=leaves)))
-            loss = torch.nn.functional.softplus(-margin).sum()
+        try:
+            with torch.enable_grad():
+                margin = _smallest(evaluate(Relaxer(learned=leaves)))
+                loss = torch.nn.functional.softplus(-margin).sum()
+        except OutOfTime:
+            break
         if control.trace:
             control.trace(number, margin.detach())
         best.offer(leaves, margin.detach())
-        if learning.stop and best.proven:
+        if number == learning.steps - 1 or (learning.stop and best.proven):
             break
         adam.descend(loss, 1 - number / learning.steps if learning.decay else 1.0)
-    if learning.decay and learning.steps:
-        with torch.no_grad():
-            best.offer(leaves, _smallest(evaluate(Relaxer(learned=leaves))))
     found = best.shares or candidates[0]
     if memory and (learning.steps or not known):
-        memory.keep(bounds, root, found)
+        memory.keep(bounds.region, root, found)
     return found
 
 
 def _smallest(margins: Tensor) -> Tensor:
     return margins.amin(-1)
+
+
+def follow(
+    evaluate: Callable[[Relaxer, Tensor], Tensor],
+    shares: Mapping[int, Shares],
+    eps: Float[Tensor, "tasks"],
+    clean: float,
+    learning: Learning,
+    control: Control,
+) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
+    """Learn shares where it matters, at the ε where the margin is about 0, which moves as they are learned.
+
+    Every step takes the gradient of the margins at the present ε and then moves ε towards the root.
+
+    Args:
+        evaluate: margins under a relaxation at given sizes, differentiable in the shares.
+        eps: where to start, about the largest ε proven so far.
+        clean: the margin at ε = 0.
+    """
+    leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in shares.items()}
+    adam = Adam(leaves, learning.rate)
+    for number in range(learning.steps):
+        try:
+            with torch.enable_grad():
+                margin = _smallest(evaluate(Relaxer(learned=leaves), eps))
+                loss = torch.nn.functional.softplus(-margin).sum()
+        except OutOfTime:
+            break
+        adam.descend(loss, 1 - number / learning.steps)
+        step = (margin.detach() / (STEEPNESS * clean)).clamp(-LARGEST_FALL, LARGEST_RISE)
+        eps = eps * (1 + step.nan_to_num(nan=-LARGEST_FALL))
+    return {i: {k: v.detach() for k, v in s.items()} for i, s in leaves.items()}, eps
+
+
+STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
+"""By how much ε moves, relatively, when the margin is as large as the clean one; and the most it may."""
 
 
 class _Best:
@@ -198,31 +247,32 @@ class _Best:
 class Tuning:
     """Boxes from relaxations tuned to them: every group of nodes gets its own shares, learned on a few rows.
 
-    All rows of the group use the same shares, so a random sample of them stands for all. The box is the
-    intersection with the one of the untuned relaxation, so it is never larger.
+    All rows of the group use the same shares, so a random sample of them stands for all.
     """
 
     rows: int = 48  # sampled, over all tokens
     steps: int = 12  # most of what can be gained is gained by then
-    again: int = 3  # steps from shares learned at another ε; none if it is near
+    again: int = 3  # steps from shares learned at another ε
+    near: float = 0.05  # no steps at all within this relative distance
     rate: float = 0.15  # of Adam
     control: Control = Control()
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
-        plain = bounds.boxes_of(nodes, stops)
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         shares = initial_shares(bounds, "zero", products_only=False, upto=root)
         if not shares or root in stops:
-            return plain
+            return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
         count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[:count]
         memory = self.control.memory
-        known = memory.recall(bounds, root, shares) if memory else None
+        known = memory.shares_of(bounds.region, root) if memory else None
         steps = self.steps
         if memory and known:
-            shares, steps = known, 0 if memory.moved(bounds, root) < NEAR else self.again
+            moved = memory.moved(bounds, root)
+            near = moved < self.near
+            shares, steps = known, 0 if near else self.steps // 2 if math.isinf(moved) else self.again
         adam = Adam(shares, self.rate)
         for _ in range(steps):
             if self.control.expired:
@@ -237,10 +287,9 @@ class Tuning:
             adam.descend(loss)
         learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
         if memory and steps:
-            memory.keep(bounds, root, learned)
+            memory.keep(bounds.region, root, learned)
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
-        boxes = tuned.boxes_of(nodes, tuned.locals)
-        return {n: plain[n] & boxes[n] for n in nodes}
+        return tuned.boxes_of(nodes, tuned.locals)
 
 
 class Adam:

@@ -128,11 +128,17 @@ def rule(
     )
     wide_x, wide_y = xh - xl, yh - yl
     dtype = x_form.lower.dtype
-    a_low, a_high = (arrange(v, op.x, own[0]) / wide_x.to(dtype) for v in (x_form.lower, x_form.upper))
-    b_low, b_high = (arrange(v, op.y, own[1]) / wide_y.to(dtype) for v in (y_form.lower, y_form.upper))
+    a = torch.cat([arrange(v, op.x, own[0]) / wide_x.to(dtype) for v in (x_form.lower, -x_form.upper)], 2)
+    b = torch.cat([arrange(v, op.y, own[1]) / wide_y.to(dtype) for v in (y_form.lower, -y_form.upper)], 2)
+    # The minima of a + b and of a − b, each with that of its negative.
+    (sums, differences), (minus_differences, minus_sums) = (
+        half.chunk(2, 3) for half in pairs(a, b).chunk(2, 2)
+    )
     yl, yh, wide_y = yl.mT, yh.mT, wide_y.mT
     sizes = {
-        c: n for axes, v in ((op.x, x), (op.y, y)) for c, n in zip(axes, op.split(v.lower, axes).shape[1:])
+        c: n
+        for axes, v in ((op.x, x), (op.y, y))
+        for c, n in zip(axes, op.split(v.lower, axes).shape[1:], strict=True)
     }
     layout = [*shared, *own[0], *own[1]]
 
@@ -143,6 +149,6 @@ def rule(
             0, *(layout.index(c) + 1 for c in op.terms)
         )
 
-    lower = choose(pairs(a_low, b_low), pairs(-a_high, -b_high), xl * yl - xh * yh)
-    upper = choose(pairs(a_low, -b_high), pairs(-a_high, b_low), xh * yl - xl * yh)
+    lower = choose(sums, minus_sums, xl * yl - xh * yh)
+    upper = choose(differences, minus_differences, xh * yl - xl * yh)
     return lower, upper

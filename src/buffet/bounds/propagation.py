@@ -59,6 +59,7 @@ def bound_nodes(
     dtype: torch.dtype = torch.float32,
     chunk_bytes: int = 8 << 20,
     sharpen: Sharpen = Bounds.boxes_of,
+    deadline: float | None = None,
 ) -> Bounds:
     """Bound every node that a nonlinearity reads.
 
@@ -68,9 +69,10 @@ def bound_nodes(
         dtype: precision of the linear forms; lines and boxes are always made in float64.
         chunk_bytes: size aimed at for the largest tensor of a backward substitution.
         sharpen: how boxes are made from linear forms that are not kept.
+        deadline: when to give up with `OutOfTime`, on the clock of `time.perf_counter`.
     """
     program = scene.program
-    bounds = Bounds(scene, region, relax, dtype, chunk_bytes, torch.finfo(dtype).eps)
+    bounds = Bounds(scene, region, relax, dtype, chunk_bytes, torch.finfo(dtype).eps, deadline)
     needed, keeps = needed_boxes(program), kept_forms(program, propagation)
     groups = together(program, needed | keeps)
     everywhere = propagation.keeps in ("boxes", "all")

@@ -55,6 +55,7 @@ def softmax_piece(
     *,
     point: Float[Tensor, "#tasks #tokens #heads #keys #keys"] | float = 0.5,
     mixture: Float[Tensor, "#tasks #tokens #heads #keys"] | None = None,
+    shift: Float[Tensor, "#tasks #tokens #heads"] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> SoftmaxPiece:
     """Linear bounds of every attention weight in the scores of its query (Wei et al. 2023).
@@ -72,10 +73,9 @@ def softmax_piece(
     Args:
         point: where the tangents touch, as a share of the box (0: lower end, 1: upper end), per output j.
         mixture: weight of L_ER against L_LSE, 0 to 1; by default the one that is larger at the tangent point.
+        shift: what is taken off the coefficients of the weights, as `SoftmaxPiece` says.
     """
-    s = clean[None].unflatten(-1, (op.heads, -1))
-    s = s - s.amax(-1, keepdim=True)  # softmax does not change, and large scores do not cancel
-    low, high = (s + v.unflatten(-1, (op.heads, -1)) for v in (scores.lower, scores.upper))
+    s, low, high = _scores(op, clean, scores)
     touch = low.unsqueeze(-2) + point * (high - low).unsqueeze(-2)
     touch = touch.expand(*low.shape, low.shape[-1])  # tasks, queries, heads, outputs, keys
     differences = _difference_range(low, high)
@@ -98,7 +98,9 @@ def softmax_piece(
 
     lower, lower_constant = finish(lower, lower_constant, -1)
     upper, upper_constant = finish(upper, upper_constant, 1)
-    return SoftmaxPiece(lower, upper, lower_constant, upper_constant)
+    return SoftmaxPiece(
+        lower, upper, lower_constant, upper_constant, None if shift is None else shift.to(dtype)
+    )
 
 
 def _difference_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,10 +128,41 @@ def _above(differences: tuple[Tensor, Tensor], touch: Tensor) -> tuple[Tensor, T
     return chord.unsqueeze(-1) * slope, chord * constant + c
 
 
+def better_bound(
+    op: Softmax, clean: Float[Tensor, "tokens features"], scores: Box
+) -> Float[Tensor, "tasks tokens heads keys"]:
+    """The mixture that takes the larger one of L_ER (1) and L_LSE (0) in the middle of the box."""
+    low, high = _scores(op, clean, scores)[1:]
+    middle = (0.5 * (low + high)).unsqueeze(-2).expand(*low.shape, low.shape[-1])
+    (er, _), (lse, _) = _lower_bounds(low, high, _difference_range(low, high), middle)
+    return (er >= lse).to(er.dtype)
+
+
+def _scores(op: Softmax, clean: Tensor, scores: Box) -> tuple[Tensor, Tensor, Tensor]:
+    """Clean scores by head and the ends of their ranges, shifted so that large ones do not cancel."""
+    s = clean[None].unflatten(-1, (op.heads, -1))
+    s = s - s.amax(-1, keepdim=True)  # softmax does not change
+    low, high = (s + v.unflatten(-1, (op.heads, -1)) for v in (scores.lower, scores.upper))
+    return s, low, high
+
+
 def _below(
     low: Tensor, high: Tensor, differences: tuple[Tensor, Tensor], touch: Tensor, mixture: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Slopes and constant (in absolute scores) of a mixture of the tangents of L_ER and L_LSE at `touch`."""
+    (er, er_slope), (lse, lse_slope) = _lower_bounds(low, high, differences, touch)
+    if mixture is None:
+        mixture = (er >= lse).to(er.dtype)
+    weight = mixture.unsqueeze(-1)
+    slope = weight * er_slope + (1 - weight) * lse_slope
+    value = mixture * er + (1 - mixture) * lse
+    return slope, value - (slope * touch).sum(-1)
+
+
+def _lower_bounds(
+    low: Tensor, high: Tensor, differences: tuple[Tensor, Tensor], touch: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Values and slopes of L_ER and of L_LSE at `touch`."""
     own = touch.diagonal(dim1=-2, dim2=-1)
     eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
 
@@ -149,14 +182,7 @@ def _below(
     value, chord = value.masked_fill(lost, torch.inf), chord.masked_fill(lost, 0.0)
     er = 1 / value.masked_fill(eye, 1.0).sum(-1)
     outward = (-(er * er).unsqueeze(-1) * chord).masked_fill(eye, 0.0)
-    er_slope = outward - torch.diag_embed(outward.sum(-1))
-
-    if mixture is None:
-        mixture = (er >= lse).to(er.dtype)
-    weight = mixture.unsqueeze(-1)
-    slope = weight * er_slope + (1 - weight) * lse_slope
-    value = mixture * er + (1 - mixture) * lse
-    return slope, value - (slope * touch).sum(-1)
+    return (er, outward - torch.diag_embed(outward.sum(-1))), (lse, lse_slope)
 
 
 def _chord_at(low: Tensor, high: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

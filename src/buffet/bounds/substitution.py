@@ -7,6 +7,7 @@ whose bounds in the input are known.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -22,6 +23,10 @@ from buffet.regions import Region
 
 ROUNDING = 16
 """Every concretised bound is widened by this many units of rounding, relative to its size."""
+
+
+class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
+    """The deadline of a computation has passed."""
 
 
 @runtime_checkable
@@ -111,6 +116,7 @@ class Bounds:
     dtype: torch.dtype
     chunk_bytes: int
     unit: float  # of rounding, in the least precise numbers that enter
+    deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
     boxes: dict[int, Box] = field(default_factory=dict)
     pieces: dict[int, Piece] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
@@ -169,6 +175,8 @@ class Bounds:
 
         Every path from `root` to the input must meet a stop.
         """
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            raise OutOfTime
         pending = {root: rows}
         coefs: Tensor | None = None
         constant: Tensor | None = None

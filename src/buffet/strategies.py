@@ -1,0 +1,189 @@
+"""Root search on a margin as a function of ε, one evaluation at a time.
+
+A strategy is a generator for one task: it yields the next ε to try and is sent the smallest margin found
+there (NaN if there is no bound). Its `Bracket` only ever moves its lower end to an ε that was proven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+SMALLEST_RADIUS = 1e-9
+"""A task not proven here has radius 0."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """An ε proven (0 at the start) with its margin, and one that was not (infinity: none was tried)."""
+
+    certified: float
+    margin: float
+    failed: float = math.inf
+    curve: Curve | None = None  # the margins seen on the way
+
+    def after(self, eps: float, margin: float) -> Bracket:
+        return replace(self, certified=eps, margin=margin) if margin > 0 else replace(self, failed=eps)
+
+
+Strategy = Generator[float, float, Bracket]
+
+
+def hopeless() -> Strategy:
+    """The radius of an input whose label is wrong to begin with."""
+    yield from ()
+    return Bracket(0.0, 0.0)
+
+
+def secant(
+    clean: float, guess: float, tolerance: float, largest: float, shape: Shape | None = None
+) -> Strategy:
+    """Safeguarded root search on the margin as a function of ε.
+
+    In logarithms of ε and of the deficit ``(clean − margin) / clean`` margin functions are smooth, rising and
+    alike for all words of a sentence: the root is where the deficit is 1. The next ε is found by inverse
+    interpolation there, or from the `shape` that another search has seen; when steps do not shrink the
+    bracket enough the next one halves it.
+    Ends when the bracket's ends agree to `tolerance`, or the proven end is that close to where its margin,
+    falling on as it did, reaches 0; or nothing is proven at `SMALLEST_RADIUS`, or all is at `largest`.
+    """
+    bracket = Bracket(0.0, clean)
+    curve = Curve(clean)
+    eps = min(max(guess, SMALLEST_RADIUS) if math.isfinite(guess) and guess > 0 else 0.01, largest)
+    slow = rises = falls = 0
+    while True:
+        margin = yield eps
+        before = bracket
+        curve = curve.after(eps, margin)
+        bracket = replace(bracket.after(eps, margin), curve=curve)
+        low, high = bracket.certified, bracket.failed
+        closed = high - low <= tolerance * low or math.nextafter(low, math.inf) >= high
+        if low >= largest or high <= SMALLEST_RADIUS or closed or curve.beyond(low) <= low * (1 + tolerance):
+            return bracket
+        root = curve.root(low, high, shape)
+        if math.isinf(high):
+            # Just short of the expected root, then past it, and ever further when that was not enough.
+            aim = root * (1.02 if rises else 1 - tolerance / 2)
+            eps = min(max(aim, (1 + 0.01 * 8**rises) * low), 4 * low, largest)
+            rises += 1
+            continue
+        shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
+        slow = slow + 1 if shrunk else 0
+        if low == 0:
+            # A little short of the expected root, and ever further when that was too much.
+            falls += 1
+            telling = falls == 1 and margin > -clean and root < high
+            eps = 0.97 * root if telling else (1 - 0.2 * falls if falls < 4 else 1 / 8) * high
+        elif not low < root < high or slow >= 2:
+            slow = 0
+            # An ε of unknown magnitude is halved geometrically.
+            eps = max(math.sqrt(low * high), low + (high - low) / 1024)
+        else:
+            # Land just inside the proven side, and not on an end.
+            eps = max(root * (1 - tolerance / 2), low * (1 + 0.9 * tolerance), low + (high - low) / 1024)
+            eps = eps if eps < high else (low + high) / 2
+
+
+Shape = Callable[[float], float]
+"""From the logarithm of a deficit to that of ε, relative to the root."""
+STEEPNESS = 5.0
+"""The deficit grows about like this power of ε, where nothing better is known."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What was seen of a margin function: finite margins by ε, from the clean one at 0."""
+
+    clean: float
+    seen: tuple[tuple[float, float], ...] = ()
+
+    def after(self, eps: float, margin: float) -> Curve:
+        if not math.isfinite(margin):
+            return self
+        return Curve(self.clean, tuple(sorted([*self.seen, (eps, margin)])))
+
+    def beyond(self, eps: float) -> float:
+        """Where the margin seen at `eps` reaches 0 if it goes on falling as it fell before."""
+        places = [e for e, _ in self.seen]
+        if eps not in places:
+            return math.inf
+        here = places.index(eps)
+        margin = self.seen[here][1]
+        e, before = self.seen[here - 1] if here else (0.0, self.clean)
+        return eps + margin * (eps - e) / (before - margin) if before > margin else math.inf
+
+    def logarithms(self) -> list[tuple[float, float]]:
+        """``(log ε, log deficit)`` of all that was seen."""
+        return [(math.log(e), math.log(max((self.clean - m) / self.clean, 1e-9))) for e, m in self.seen]
+
+    def root(self, low: float, high: float, shape: Shape | None) -> float:
+        """Where the margin is expected to be 0, given the proven and the failed end; NaN if unknown."""
+        points = self.logarithms()
+        below = [p for p in points if p[0] <= math.log(low)] if low > 0 else []
+        above = [p for p in points if p[0] >= math.log(high)] if math.isfinite(high) else []
+        if not points:
+            return math.nan
+        if not below or not above:
+            nearest = below[::-1] or above
+            x, y = nearest[0]
+            if shape:
+                return math.exp(x - shape(y))
+            power = STEEPNESS
+            if len(nearest) > 1:
+                power = max(1.0, (y - nearest[1][1]) / (x - nearest[1][0]))
+            return math.exp(x - max(y / power, -2.0))
+        (xa, ya), (xb, yb) = below[-1], above[0]
+        if not ya < yb:
+            return math.nan
+        linear = xa - ya * (xb - xa) / (yb - ya)
+        others = [p for p in points if p[0] not in (xa, xb) and not ya <= p[1] <= yb]
+        if others:
+            xc, yc = min(others, key=lambda p: abs(p[1]))
+            # the parabola x(y) through three points, at y = 0
+            bend = ((xc - xb) / (yc - yb) - (xb - xa) / (yb - ya)) / (yc - ya)
+            curved = linear + bend * ya * yb
+            if xa < curved < xb:
+                return math.exp(curved)
+        return math.exp(linear)
+
+    def shape(self, root: float) -> Shape | None:
+        """How ε relative to the root depends on the deficit, from what was seen; straight beyond it."""
+        points = sorted({y: x - math.log(root) for x, y in self.logarithms()}.items())
+        if len(points) < 2 or any(a[1] >= b[1] for a, b in pairwise(points)):
+            return None
+
+        def offset(y: float) -> float:
+            for (ya, xa), (yb, xb) in pairwise(points):
+                if ya <= y <= yb:
+                    return xa + (xb - xa) * (y - ya) / (yb - ya)
+            ya, xa = points[0] if y < points[0][0] else points[-1]
+            return xa + (y - ya) / STEEPNESS
+
+        return offset
+
+
+def bisection(
+    clean: float, guess: float, tolerance: float, largest: float, shape: Shape | None = None, steps: int = 10
+) -> Strategy:
+    """The paper's search: from 0.01 double (or halve) until the bracket closes, then halve it ten times."""
+    bracket = Bracket(0.0, clean)
+    eps = min(0.01, largest)
+    while math.isinf(bracket.failed) or bracket.certified == 0.0:
+        margin = yield eps
+        bracket = bracket.after(eps, margin)
+        if bracket.certified >= largest or bracket.failed <= SMALLEST_RADIUS:
+            return bracket
+        eps = min(2 * eps, largest) if margin > 0 else eps / 2
+    for _ in range(steps):
+        eps = (bracket.certified + bracket.failed) / 2
+        margin = yield eps
+        bracket = bracket.after(eps, margin)
+    return bracket
+
+
+STRATEGIES: Mapping[str, Callable[[float, float, float, float, Shape | None], Strategy]] = {
+    "secant": secant,
+    "bisection": bisection,
+}
