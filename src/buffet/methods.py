@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer, initial_shares
+from buffet.bounds.intervals import Box
 from buffet.bounds.optimise import MODES, NEAR, PLANS, STARTS, Control, Learning, Tuning, follow, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
 from buffet.bounds.softmax import SOFTMAXES, decompose
@@ -105,7 +106,7 @@ class Method:
         plain = self.optimise == "none" or propagation.keeps == "boxes"
         try:
             # Gradients are only ever taken from tensors made outside inference mode.
-            with torch.inference_mode() if plain else torch.no_grad():
+            with torch.no_grad() if self.optimise == "tuned" else torch.inference_mode():
                 known = control.memory.shares_of(region, root, within=NEAR) if control.memory else None
                 if known and self.optimise == "all":
                     return end_to_end(Relaxer(learned=known))
@@ -122,7 +123,7 @@ class Method:
                 shares = learn(bounds, end_to_end, learning, products_only=True, control=control)
                 better = end_to_end(Relaxer(learned=shares), deadline=None)
             else:
-                better = _final(replace(bounds, deadline=None), learning, control)
+                better = _final(bounds, learning, control)
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
 
     def follow(
@@ -182,6 +183,8 @@ class Method:
 def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
     """Margins with everything learned that is free in their own backward pass, the boxes as they are."""
     clean = bounds.clean[-1]
+    boxes = {i: Box(box.lower.clone(), box.upper.clone()) for i, box in bounds.boxes.items()}
+    bounds = replace(bounds, boxes=boxes, deadline=None)
 
     def evaluate(relaxer: Relaxer, dtype: torch.dtype = torch.float32) -> Tensor:
         fresh = bounds.relaxed(relaxer, dtype)

@@ -9,6 +9,7 @@ import torch
 
 from buffet.bounds.choices import Relaxer, initial_shares
 from buffet.bounds.optimise import Adam, Control, Learning, Memory, learn
+from buffet.bounds.products import rule
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
@@ -53,7 +54,7 @@ def walk(model: RandomModel, region: LpBall, product: str = "zero"):
 def test_the_rule_picks_both_values_beyond_the_first_layer():
     bounds = walk(encoder(0), ball(0, 0.3))
     chosen = [
-        torch.cat([a.flatten() for a in Relaxer("rule").alphas(bounds, node)])
+        torch.cat([torch.as_tensor(a).flatten() for a in Relaxer("rule").alphas(bounds, node)])
         for node in bounds.nodes
         if isinstance(node.op, Bilinear)
     ]
@@ -62,14 +63,14 @@ def test_the_rule_picks_both_values_beyond_the_first_layer():
 
 
 def test_ties_keep_zero():
-    """In the first layer the scores of two words that do not move are constants: every range is [0, 0]."""
-    region = ball(0, 0.3)
-    bounds = walk(encoder(0), region)
+    """In the first layer forms are exact, and their ranges over a ball symmetric."""
+    bounds = walk(encoder(0), ball(0, 0.3))
     scores = next(node for node in bounds.nodes if isinstance(node.op, Scores))
-    for alphas in Relaxer("rule").alphas(bounds, scores):
-        for task, (word,) in enumerate(region.moved.tolist()):
-            still = [i for i in range(4) if i != word]
-            assert (alphas[task][still][:, :, still] == 0).all()
+    assert Relaxer("rule").alphas(bounds, scores) == (0.0, 0.0)
+    x, y = scores.inputs
+    forms = (bounds.locals[i].form(bounds.clean[i].shape[0]) for i in (x, y))
+    for alphas in rule(scores.op, bounds.boxes[x], bounds.boxes[y], *forms, bounds.least_sums):
+        assert (alphas == 0).all()
 
 
 def test_the_rule_beats_the_fixed_plane_somewhere():

@@ -20,6 +20,7 @@ from buffet.bounds.relaxations import Side, default_slopes, relax, slope_range
 from buffet.bounds.softmax import better_bound, softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.program import Apply, Bilinear, Node, Softmax
+from buffet.regions import LpBall
 
 Shares = dict[str, Tensor]
 """The learned shares of one node: ``lower``, ``upper``, or of a softmax ``point``, ``mixture``, ``shift``."""
@@ -63,6 +64,8 @@ class Relaxer:
         assert isinstance(node.op, Bilinear)
         x, y = node.inputs
         forms = _form(bounds, x), _form(bounds, y)
+        if all(form.exact for form in forms) and isinstance(bounds.region, LpBall):
+            return 0.0, 0.0  # ranges of exact forms over a ball are symmetric: all ties
         return rule(node.op, bounds.boxes[x], bounds.boxes[y], *forms, bounds.least_sums)
 
 
