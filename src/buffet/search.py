@@ -32,8 +32,8 @@ from buffet.verify import (
 
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
-HOPELESS = 2.0
-"""Learning does not lift a margin from further below 0 than this many clean margins."""
+CLOSE = 0.5
+"""A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 FIRST_GUESS = 0.4
 """The first ε tried, as a share of the attacked radius."""
@@ -247,18 +247,18 @@ class _Driver:
     def challenge(self, prove: _Prover, factor: float, clean: float) -> None:
         """Let another method try a little more than what is proven, and search on where it succeeds.
 
-        A method that learns does so only where it is not hopeless without.
+        The first task goes ahead; where a method is far from proving it, the other tasks are not tried.
         """
-        if self.expired:
-            return
-        eps = {t: max(factor * b.certified, SMALLEST_RADIUS) for t, b in enumerate(self.brackets)}
-        if prove.method.optimise == "all":
-            plain = _Prover(prove.query, prove.method.plain())
-            answers = plain(list(eps), list(eps.values()))
-            eps = {t: e for (t, e), m in zip(eps.items(), answers, strict=True) if m > -HOPELESS * clean}
-        if eps:
-            answers = prove(list(eps), list(eps.values()))
-            self.run(prove, {t: e for (t, e), m in zip(eps.items(), answers, strict=True) if m > 0}, None)
+        tasks = range(len(self.brackets))
+        for group in (tasks[:1], tasks[1:]):
+            if not group or self.expired:
+                return
+            eps = [max(factor * self.brackets[task].certified, SMALLEST_RADIUS) for task in group]
+            answers = prove(group, eps)
+            better = {t: e for t, e, m in zip(group, eps, answers, strict=True) if m > 0}
+            self.run(prove, better, None)
+            if not answers[0] > -CLOSE * clean:
+                return
 
     @property
     def expired(self) -> bool:
