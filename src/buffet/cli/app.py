@@ -23,6 +23,10 @@ from buffet.cli.methods import methods
 from buffet.cli.models import models
 from buffet.cli.soundness import EXAMPLES as SOUNDNESS_EXAMPLES
 from buffet.cli.soundness import soundness
+from buffet.cli.summary import EXAMPLES as SUMMARY_EXAMPLES
+from buffet.cli.summary import summary
+from buffet.cli.sweep import EXAMPLES as SWEEP_EXAMPLES
+from buffet.cli.sweep import sweep
 from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from buffet.cli.train import train
 from buffet.errors import BuffetError
@@ -41,6 +45,8 @@ COMMANDS: Mapping[str, Command] = {
     "models": Command(models),
     "methods": Command(methods),
     "train": Command(train, TRAIN_EXAMPLES),
+    "sweep": Command(sweep, SWEEP_EXAMPLES),
+    "summary": Command(summary, SUMMARY_EXAMPLES),
     "soundness": Command(soundness, SOUNDNESS_EXAMPLES),
     "bench": Command(bench, BENCH_EXAMPLES),
 }

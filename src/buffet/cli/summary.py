@@ -1,0 +1,46 @@
+"""`buffet summary`: how the methods of a sweep compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from buffet.cli.terminal import print_json, print_table
+from buffet.experiments import read_rows, summarise
+from buffet.experiments.summary import HEADER, cells, markdown
+
+EXAMPLES = ("buffet summary rows.ndjson", "buffet summary rows.ndjson --reference lse --markdown")
+
+
+def summary(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="What **buffet sweep** wrote.")],
+    reference: Annotated[
+        str, typer.Option(metavar="METHOD", help="The method the others are compared with.")
+    ] = "baseline",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a table in Markdown.")] = False,
+) -> None:
+    """Compare the methods of a sweep: one line per model, norm and method.
+
+    **mean ×**, **median ×**, **worst ×**: certified radius divided by the reference's, over the tasks both
+    answered. **cert./att.**: mean of certified divided by attacked radius, and the share of tasks in which
+    it is at least 0.8 and 0.5. **time ×**: seconds divided by the reference's, over the same tasks.
+    """
+    lines = summarise(read_rows(rows), reference)
+    if json:
+        print_json([asdict(line) for line in lines])
+    elif as_markdown:
+        typer.echo(markdown(lines), nl=False)
+    else:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for place, name in enumerate(HEADER):
+            table.add_column(name, justify="left" if place < 3 else "right", no_wrap=True)
+        for line in lines:
+            # A method's title has brackets, which rich would read as markup.
+            table.add_row(*map(Text, cells(line)))
+        print_table(table)

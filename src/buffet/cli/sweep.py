@@ -1,0 +1,156 @@
+"""`buffet sweep`: whole experiments that survive anything."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from buffet import experiments
+from buffet.cli.options import within
+from buffet.cli.terminal import print_json
+from buffet.errors import BuffetError
+from buffet.experiments import Outcome, Progress, SweepConfig, read_sweep
+from buffet.experiments.plan import make_plan
+
+EXAMPLES = (
+    "buffet sweep sweep.toml",
+    "buffet sweep sweep.toml --dry-run",
+    "buffet sweep sweep.toml --workers 4 --limit 600 --out rows.ndjson",
+    "buffet summary rows.ndjson",
+)
+LOG_EVERY = 30.0
+"""Seconds between lines of progress where there is no terminal."""
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to do, see above.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The file of rows. Default: **out** of the file, or CONFIG.ndjson."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes. Default: as many as there are cores.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads of each. Default: 1.")] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time for the words of one sentence, by one method."),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try tasks again whose row says failed or timeout.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many tasks there are.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")] = False,
+) -> None:
+    """Answer every task of a configuration: one row of JSON per model, sentence, norm, method and word.
+
+    A small configuration; paths are counted from its directory:
+
+        models = ["sst2-small", "path/to/checkpoint"]
+        methods = ["baseline", { name = "backward", window = 2 }]
+        norms = [1, 2, "inf"]
+        [sentences]
+        file = "dev.tsv"        # sentence, tab, label; or: texts = ["a moving film"]
+        count = 10              # chosen with the seed, correctly classified
+        max_words = 20
+        [words]
+        count = 5               # per sentence; default "all"
+        together = 1            # words that move at the same time
+
+    Also: **seed**, **attack** = false, **sentences.min_words**, **sentences.correct** = false,
+    **radius.search**, **radius.tolerance**; to verify instead of searching radii, **what** = "verify" and
+    **verify.eps** = [0.1] or **verify.shares** = [0.5, 0.9] of the radius of **verify.of** = "baseline";
+    **run.workers**, **threads**, **limit**, **retries**, **memory** (bytes).
+
+    It can be interrupted at any moment, in any way: the same command continues, with nothing lost and
+    nothing done twice. A task that fails or runs out of time becomes a row that says why.
+
+    Exit code 0: all tasks have an answer. 1: some failed. 2: bad input.
+    """
+    chosen = _with_options(read_sweep(config), workers=workers, threads=threads, limit=limit)
+    rows = out or chosen.out or config.with_suffix(".ndjson")
+    if dry_run:
+        plan = make_plan(chosen)
+        found = {"tasks": plan.tasks, "batches": len(plan.units), "rows": str(rows), "notes": plan.notes}
+        print_json(found) if json else typer.echo(f"{plan.tasks} tasks in {len(plan.units)} batches → {rows}")
+        return
+    with _progress() as report:
+        outcome = experiments.sweep(chosen, rows, retry_failed=retry_failed, progress=report)
+    if json:
+        print_json({**asdict(outcome), "rows": str(outcome.rows), "reasons": dict(outcome.reasons)})
+    else:
+        _print(outcome)
+    raise typer.Exit(1 if outcome.failed else 0)
+
+
+def _with_options(config: SweepConfig, **given: int | float | None) -> SweepConfig:
+    """The configuration with what the command line says about running it."""
+    for option in ("workers", "threads"):
+        if (value := given[option]) is not None:
+            within(f"--{option}", int(value), 1, 4096)
+    if (limit := given["limit"]) is not None and not 0 < limit < math.inf:
+        raise BuffetError(f"--limit: got {limit:g}; give a number of seconds above 0")
+    update = {name: value for name, value in given.items() if value is not None}
+    return config.model_copy(update={"run": config.run.model_copy(update=update)})
+
+
+def _print(outcome: Outcome) -> None:
+    for note in outcome.notes:
+        typer.echo(f"note: {note}", err=True)
+    for reason, count in outcome.reasons[:10]:
+        typer.echo(f"{count} rows: {reason}", err=True)
+    typer.echo(
+        f"{outcome.rows}: {outcome.tasks} tasks, {outcome.written} rows written now, {outcome.failed} failed,"
+        f" {outcome.seconds:.1f} s"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Progress], None]]:
+    """A live line on stderr; where that is no terminal, a plain line now and then."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Log()
+        return
+    columns = (BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("sweep", total=None, text="planning")
+        yield lambda now: bar.update(task, total=now.total, completed=now.before + now.done, text=_text(now))
+
+
+class _Log:
+    """Prints progress at most every `LOG_EVERY` seconds."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, now: Progress) -> None:
+        if time.monotonic() - self.last >= LOG_EVERY:
+            self.last = time.monotonic()
+            print(_text(now), file=sys.stderr, flush=True)
+
+
+def _text(now: Progress) -> str:
+    left = "" if math.isinf(now.left) else f", {_duration(now.left)} left"
+    return f"{now.before + now.done}/{now.total} rows, {now.rate:.2f}/s{left}, {now.failed} failed"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    )

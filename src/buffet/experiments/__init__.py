@@ -1,0 +1,23 @@
+"""Experiments at scale: models × methods × norms × sentences × words, one row per task in a file.
+
+`config` is what a user writes, `plan` the tasks it means, `work` answers them, `workers` are the processes
+that do so (`cluster`: on many machines), `rows` the file, `sweep` the driver, `summary` what came out.
+"""
+
+from buffet.experiments.config import SweepConfig, read_sweep
+from buffet.experiments.rows import Row, load_rows, read_rows
+from buffet.experiments.summary import Line, summarise
+from buffet.experiments.sweep import Outcome, Progress, sweep
+
+__all__ = [
+    "Line",
+    "Outcome",
+    "Progress",
+    "Row",
+    "SweepConfig",
+    "load_rows",
+    "read_rows",
+    "read_sweep",
+    "summarise",
+    "sweep",
+]

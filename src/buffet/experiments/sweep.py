@@ -1,0 +1,260 @@
+"""The driver of a sweep: plans, hands out what is not done yet, and is the only one to write rows."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+
+from buffet.experiments.config import SweepConfig
+from buffet.experiments.plan import Plan, Setting, Task, Unit, make_plan, parts
+from buffet.experiments.rows import Row, RowFile, open_rows
+from buffet.experiments.work import Finding, Findings, Ground, GroundJob, UnitJob
+from buffet.experiments.workers import Done, Failed, Fleet, LocalFleet, Ticket, dispatch
+from buffet.report import Versions
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a sweep is; counts are rows."""
+
+    total: int
+    before: int  # were there already
+    done: int  # written by this run
+    failed: int  # of those
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Rows per second of this run."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float:
+        """Estimated seconds to the end; infinite while nothing is known."""
+        return (self.total - self.before - self.done) / self.rate if self.rate > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sweep did."""
+
+    rows: Path
+    tasks: int  # of the configuration
+    already: int  # were in the file
+    written: int
+    failed: int  # rows of this configuration without an answer, whenever they were written
+    reasons: tuple[tuple[str, int], ...]  # of those, the most frequent first
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def sweep(
+    config: SweepConfig,
+    out: Path,
+    fleet: Fleet | None = None,
+    *,
+    retry_failed: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Answer every task of the configuration that has no row in `out` yet.
+
+    The same call continues after any interruption. Rows of other configurations in the file stay and are
+    used where they mean the same task.
+
+    Args:
+        fleet: who works; by default processes of this machine, as many as the configuration says.
+        retry_failed: tasks whose row says failed or timeout are tried again.
+    """
+    start = time.monotonic()
+    plan = make_plan(config)
+    with open_rows(out) as file:
+        driver = _Driver(config, plan, file, retry_failed, progress or (lambda now: None), start)
+        driver.report()
+        dispatch(
+            fleet or LocalFleet(config.run.workers, config.run.threads),
+            driver.queue,
+            driver.settle,
+            limit=config.run.limit,
+            retries=config.run.retries,
+        )
+    return driver.outcome()
+
+
+class _Driver:
+    """The state of one run: which units are open, and what is known about their settings."""
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        plan: Plan,
+        file: RowFile,
+        retry_failed: bool,
+        progress: Callable[[Progress], None],
+        start: float,
+    ) -> None:
+        self.config, self.plan, self.file, self.progress, self.start = config, plan, file, progress, start
+        self.versions = Versions.current()
+        self.rows = {row.key: row for row in file.rows}
+        self.before = {key for unit in plan.units for key in unit.keys if key in self.rows}
+        if retry_failed:
+            self.before = {key for key in self.before if self.rows[key].ok}
+        self.written = self.failed = 0
+        self.queue: list[Ticket] = []
+        self.waiting: dict[int, list[tuple[int, Unit]]] = {}  # number of a ground's ticket → what needs it
+        self._fill()
+
+    def _fill(self) -> None:
+        """Queue the open units of every setting, or first its ground if that is not known."""
+        number = 0
+        for setting, group in groupby(self.plan.units, key=lambda unit: unit.setting):
+            units = list(group)
+            numbered = [(number + 1 + place, unit) for place, unit in enumerate(units)]
+            pending = [(n, unit) for n, unit in numbered if not self.before.issuperset(unit.keys)]
+            if pending:
+                question = units[0].question
+                ground = self._remembered(units) if question.needs_ground else Ground()
+                if ground is None:
+                    self.waiting[number] = pending
+                    job = GroundJob(setting, question, self.config.run.memory)
+                    heapq.heappush(self.queue, Ticket(number, job))
+                else:
+                    self._open(pending, ground)
+            number += len(units) + 1
+
+    def _open(self, pending: list[tuple[int, Unit]], ground: Ground) -> None:
+        for number, unit in pending:
+            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, ground, self.config.run.memory)))
+
+    def _remembered(self, units: list[Unit]) -> Ground | None:
+        """The ground of a setting, from the rows of a unit that has it for every set of words."""
+        words, question = units[0].setting.words, units[0].question
+        for unit in units:
+            found = [self.rows.get(key) for key in unit.keys[: len(words)]]
+            rows = [row for row in found if row is not None and row.ok]
+            if len(rows) < len(words) or (question.attack and rows[0].attack_seconds is None):
+                continue
+            attacked = tuple(math.inf if r.attacked is None else r.attacked for r in rows)
+            reference = tuple(r.reference or 0.0 for r in rows) if question.reference else None
+            return Ground(attacked if question.attack else None, rows[0].attack_seconds, reference)
+        return None
+
+    def settle(self, ticket: Ticket, result: Done | Failed) -> None:
+        """Write what a unit found; a ground lets the units begin that wait for it."""
+        if isinstance(ticket.job, GroundJob):
+            pending = self.waiting.pop(ticket.number)
+            if isinstance(result, Done):
+                assert isinstance(result.answer, Ground)
+                self._open(pending, result.answer)
+                return
+            trouble = f"before any method: {result.reason}"
+            if ticket.job.question.reference is None:
+                self._open(pending, Ground(trouble=trouble))  # proofs do without an attack
+                return
+            for _, unit in pending:
+                self._write(unit, Ground(), replace(result, reason=trouble))
+            return
+        self._write(ticket.job.unit, ticket.job.ground, result)
+
+    def _write(self, unit: Unit, ground: Ground, result: Done | Failed) -> None:
+        rows = [row for row in self._rows_of(unit, ground, result) if row.key not in self.before]
+        self.file.append(rows)
+        self.rows |= {row.key: row for row in rows}
+        self.written += len(rows)
+        self.failed += sum(not row.ok for row in rows)
+        self.report()
+
+    def _rows_of(self, unit: Unit, ground: Ground, result: Done | Failed) -> list[Row]:
+        answer = result.answer if isinstance(result, Done) else None
+        assert answer is None or isinstance(answer, Findings)
+        tasks = unit.tasks
+        findings: tuple[Finding | None, ...] = answer.tasks if answer else (None,) * len(tasks)
+        seconds = answer.seconds if answer else None
+        place = {words: i for i, words in enumerate(unit.setting.words)}
+        common = {
+            **_described(unit.setting),
+            "status": result.status if isinstance(result, Failed) else "ok",
+            "reason": result.reason if isinstance(result, Failed) else ground.trouble,
+            "method": unit.title,
+            "parts": parts(unit.method),
+            "what": unit.question.what,
+            "seconds": seconds,
+            "task_seconds": None if seconds is None else seconds / len(tasks),
+            "attack_seconds": ground.attack_seconds,
+            "batch": len(tasks),
+            "threads": self.config.run.threads,
+            "config": self.plan.digest,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": self.versions,
+        }
+        return [
+            Row.model_validate(
+                {"key": key, **common, **_found(unit.setting, task, finding, ground, place[task.words])}
+            )
+            for key, task, finding in zip(unit.keys, tasks, findings, strict=True)
+        ]
+
+    def report(self) -> None:
+        seconds = time.monotonic() - self.start
+        self.progress(Progress(self.plan.tasks, len(self.before), self.written, self.failed, seconds))
+
+    def outcome(self) -> Outcome:
+        rows = [self.rows[key] for unit in self.plan.units for key in unit.keys]
+        reasons: dict[str, int] = {}
+        for row in rows:
+            if row.reason is not None:
+                reasons[row.reason] = reasons.get(row.reason, 0) + 1
+        return Outcome(
+            rows=self.file.path,
+            tasks=self.plan.tasks,
+            already=len(self.before),
+            written=self.written,
+            failed=sum(not row.ok for row in rows),
+            reasons=tuple(sorted(reasons.items(), key=lambda entry: -entry[1])),
+            seconds=time.monotonic() - self.start,
+            notes=self.plan.notes,
+        )
+
+
+def _described(setting: Setting) -> dict[str, object]:
+    """What a row says about its setting."""
+    return {
+        "model": setting.model.name,
+        "model_digest": setting.model.digest,
+        "sentence": setting.sentence,
+        "sentence_tokens": setting.tokens,
+        "gold": setting.gold,
+        "label": setting.label,
+        "label_name": setting.label_name,
+        "clean_margin": setting.clean_margin,
+        "norm": setting.norm_name,
+        "seed": setting.seed,
+    }
+
+
+def _found(
+    setting: Setting, task: Task, finding: Finding | None, ground: Ground, place: int
+) -> dict[str, object]:
+    """What a row says about its task."""
+    attacked = ground.attacked[place] if ground.attacked else None
+    return {
+        "words": task.words,
+        "tokens": tuple(setting.tokens[i] for i in task.words),
+        "eps": finding.eps if finding else task.eps,
+        "share": task.share,
+        "reference": ground.reference[place] if ground.reference else None,
+        "attacked": _finite(attacked),
+        "certified": finding.certified if finding else None,
+        "verdict": finding.verdict if finding else None,
+        "margin": _finite(finding.margin) if finding else None,
+        "evaluations": finding.evaluations if finding else None,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,272 @@
+"""Hands jobs to workers. A worker is a process that does one job at a time, and may die at any moment.
+
+`dispatch` knows when to hire, retry and give up; a `Fleet` knows how workers are started, reached and
+killed: `LocalFleet` as processes of this machine, `buffet.experiments.cluster` as actors of Ray.
+"""
+
+from __future__ import annotations
+
+import heapq
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+import torch
+
+from buffet.errors import BuffetError
+from buffet.experiments.work import Findings, Ground, Job
+
+STILLBORN = 3
+"""Workers that may die one after the other before they are ready: after that, none will live."""
+PATIENCE = 1.0
+"""Seconds between two looks at how many workers there may be."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker has started and waits for its first job."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job was answered."""
+
+    answer: Ground | Findings
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job cannot be answered; trying again would not help."""
+
+    reason: str
+    status: str = "failed"  # or "timeout"
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker is gone, and with it whatever it was doing."""
+
+    reason: str
+
+
+News = Ready | Done | Failed | Died
+
+
+class Fleet(Protocol):
+    """How workers are started, reached and killed; a worker is anything hashable."""
+
+    def size(self) -> int:
+        """How many workers there may be now."""
+
+    def hire(self) -> Hashable:
+        """Start a worker; it will report that it is ready."""
+
+    def send(self, worker: Hashable, job: Job) -> None:
+        """Give a job to a worker that has nothing to do."""
+
+    def hear(self, workers: Sequence[Hashable], timeout: float) -> list[tuple[Hashable, News]]:
+        """What the workers report, as soon as one does, or nothing after `timeout` seconds."""
+
+    def dismiss(self, worker: Hashable) -> None:
+        """End a worker at once, dead or alive."""
+
+
+@dataclass(order=True)
+class Ticket:
+    """A job in the queue; small numbers go first."""
+
+    number: int
+    job: Job = field(compare=False)
+    tries: int = field(default=0, compare=False)
+
+
+@dataclass
+class _Post:
+    """What a worker is doing: starting (no deadline, no ticket), idle (ready, no ticket) or busy."""
+
+    ready: bool = False
+    ticket: Ticket | None = None
+    deadline: float = float("inf")
+
+
+def dispatch(
+    fleet: Fleet,
+    queue: list[Ticket],
+    settle: Callable[[Ticket, Done | Failed], None],
+    *,
+    limit: float | None = None,
+    retries: int = 2,
+) -> None:
+    """Do the jobs of the queue, a heap, to which `settle` may push more; returns when all are settled.
+
+    Every ticket is settled exactly once. A job that takes longer than `limit` seconds fails and its worker
+    is killed; one whose worker died is tried again `retries` times.
+    """
+    posts: dict[Hashable, _Post] = {}
+    stillborn = 0
+    try:
+        while True:
+            _assign(fleet, queue, posts, limit)
+            if not queue and not any(post.ticket for post in posts.values()):
+                return
+            nearest = min(post.deadline for post in posts.values()) - time.monotonic()
+            for worker, news in fleet.hear(list(posts), max(0.0, min(nearest, PATIENCE))):
+                post = posts[worker]
+                if isinstance(news, Died):
+                    fleet.dismiss(worker)
+                    del posts[worker]
+                    stillborn = 0 if post.ready else stillborn + 1
+                    if stillborn > STILLBORN:
+                        raise BuffetError(f"workers die before they are ready: {news.reason}")
+                    if post.ticket:
+                        _try_again(queue, post.ticket, news, retries, settle)
+                elif isinstance(news, Ready):
+                    post.ready, stillborn = True, 0
+                elif post.ticket:
+                    ticket, posts[worker] = post.ticket, _Post(ready=True)
+                    settle(ticket, news)
+            _enforce(fleet, posts, limit, settle)
+    finally:
+        for worker in posts:
+            fleet.dismiss(worker)
+
+
+def _assign(fleet: Fleet, queue: list[Ticket], posts: dict[Hashable, _Post], limit: float | None) -> None:
+    """Give work to the idle, and hire for what is left."""
+    for worker, post in posts.items():
+        if queue and post.ready and post.ticket is None:
+            post.ticket = heapq.heappop(queue)
+            post.deadline = time.monotonic() + limit if limit else float("inf")
+            fleet.send(worker, post.ticket.job)
+    starting = sum(not post.ready for post in posts.values())
+    for _ in range(min(fleet.size() - len(posts), len(queue) - starting)):
+        posts[fleet.hire()] = _Post()
+
+
+def _try_again(
+    queue: list[Ticket],
+    ticket: Ticket,
+    news: Died,
+    retries: int,
+    settle: Callable[[Ticket, Done | Failed], None],
+) -> None:
+    if ticket.tries >= retries:
+        settle(ticket, Failed(f"its worker died {ticket.tries + 1} times: {news.reason}"))
+    else:
+        heapq.heappush(queue, Ticket(ticket.number, ticket.job, ticket.tries + 1))
+
+
+def _enforce(
+    fleet: Fleet,
+    posts: dict[Hashable, _Post],
+    limit: float | None,
+    settle: Callable[[Ticket, Done | Failed], None],
+) -> None:
+    """Kill whoever works longer than the limit."""
+    now = time.monotonic()
+    for worker, post in [entry for entry in posts.items() if entry[1].deadline <= now]:
+        fleet.dismiss(worker)
+        del posts[worker]
+        assert post.ticket is not None
+        settle(post.ticket, Failed(f"not done within the time limit of {limit:g} s", "timeout"))
+
+
+def execute(job: Job) -> Done | Failed:
+    """Answer a job; whatever goes wrong is a reason in one line."""
+    try:
+        return Done(job.run())
+    except BuffetError as error:
+        return Failed(str(error))
+    except Exception as error:
+        return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWorker:
+    """A process and the line to it."""
+
+    process: BaseProcess
+    line: Connection
+
+
+class LocalFleet:
+    """Processes of this machine, each with its own number of threads."""
+
+    def __init__(self, workers: int | None, threads: int) -> None:
+        self._threads = threads
+        self._size = workers or max(1, cores() // threads)
+
+    def size(self) -> int:
+        return self._size
+
+    def hire(self) -> LocalWorker:
+        # A fresh interpreter: forking one that has used threads is not safe.
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, self._threads), daemon=True)
+        process.start()
+        theirs.close()  # so that its death closes the line
+        return LocalWorker(process, ours)
+
+    def send(self, worker: Hashable, job: Job) -> None:
+        assert isinstance(worker, LocalWorker)
+        with suppress(OSError):  # it is dead, and `hear` will say so
+            worker.line.send(job)
+
+    def hear(self, workers: Sequence[Hashable], timeout: float) -> list[tuple[Hashable, News]]:
+        lines = {w.line: w for w in workers if isinstance(w, LocalWorker)}
+        return [(lines[line], _receive(lines[line])) for line in wait(list(lines), timeout)]  # type: ignore[index]
+
+    def dismiss(self, worker: Hashable) -> None:
+        assert isinstance(worker, LocalWorker)
+        worker.process.kill()
+        worker.process.join()
+        worker.line.close()
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _receive(worker: LocalWorker) -> News:
+    try:
+        news = worker.line.recv()
+        assert isinstance(news, Ready | Done | Failed)
+        return news
+    except Exception:  # a message cut short can fail to unpickle in any way
+        worker.process.join(5)
+        code = worker.process.exitcode
+        if code is not None and code < 0:
+            return Died(f"killed by {signal.Signals(-code).name}, as happens when memory runs out")
+        return Died(f"ended with code {code}")
+
+
+def serve(line: Connection, threads: int) -> None:
+    """The life of a local worker: do one job after the other until nobody is at the other end."""
+    # The driver decides what an interrupt means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    try:
+        line.send(Ready())
+        while True:
+            line.send(execute(line.recv()))
+    except (EOFError, OSError):
+        return
+
+
+def _die_with_parent() -> None:
+    """A driver that is killed cannot kill its workers: they notice and stop in the middle of their work."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
