@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -21,14 +21,18 @@ from buffet.cli.options import within
 from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
 from buffet.experiments import Outcome, Progress, SweepConfig, read_sweep
+from buffet.experiments.cluster import ray_fleet
 from buffet.experiments.plan import make_plan
+from buffet.experiments.workers import Fleet, LocalFleet
 
 EXAMPLES = (
     "buffet sweep sweep.toml",
     "buffet sweep sweep.toml --dry-run",
     "buffet sweep sweep.toml --workers 4 --limit 600 --out rows.ndjson",
+    "buffet sweep sweep.toml --backend ray --address auto",
     "buffet summary rows.ndjson",
 )
+BACKENDS = ("local", "ray")
 LOG_EVERY = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
@@ -48,6 +52,18 @@ def sweep(
     limit: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Time for the words of one sentence, by one method."),
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Who works: **local** processes, or **ray** for many machines."),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="A Ray cluster to join. Default: one of its own, here."),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="GPUs that Ray keeps free for each worker. Proofs run on the CPU."),
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try tasks again whose row says failed or timeout.")
@@ -80,15 +96,24 @@ def sweep(
 
     Exit code 0: all tasks have an answer. 1: some failed. 2: bad input.
     """
-    chosen = _with_options(read_sweep(config), workers=workers, threads=threads, limit=limit)
+    chosen = _with_options(read_sweep(config), workers=workers, threads=threads, limit=limit, gpus=gpus)
+    if backend not in BACKENDS:
+        raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
+    if backend == "local" and (address is not None or chosen.run.gpus):
+        raise BuffetError("--address and --gpus go with --backend ray")
     rows = out or chosen.out or config.with_suffix(".ndjson")
     if dry_run:
         plan = make_plan(chosen)
         found = {"tasks": plan.tasks, "batches": len(plan.units), "rows": str(rows), "notes": plan.notes}
         print_json(found) if json else typer.echo(f"{plan.tasks} tasks in {len(plan.units)} batches → {rows}")
         return
-    with _progress() as report:
-        outcome = experiments.sweep(chosen, rows, retry_failed=retry_failed, progress=report)
+    running = chosen.run
+    with ExitStack() as stack:
+        fleet: Fleet = LocalFleet(running.workers, running.threads)
+        if backend == "ray":
+            fleet = stack.enter_context(ray_fleet(address, running.workers, running.threads, running.gpus))
+        report = stack.enter_context(_progress())
+        outcome = experiments.sweep(chosen, rows, fleet, retry_failed=retry_failed, progress=report)
     if json:
         print_json({**asdict(outcome), "rows": str(outcome.rows), "reasons": dict(outcome.reasons)})
     else:
@@ -103,6 +128,8 @@ def _with_options(config: SweepConfig, **given: int | float | None) -> SweepConf
             within(f"--{option}", int(value), 1, 4096)
     if (limit := given["limit"]) is not None and not 0 < limit < math.inf:
         raise BuffetError(f"--limit: got {limit:g}; give a number of seconds above 0")
+    if (gpus := given["gpus"]) is not None and not 0 <= gpus <= 64:
+        raise BuffetError(f"--gpus: got {gpus:g}; give a number from 0 to 64")
     update = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"run": config.run.model_copy(update=update)})
 

@@ -34,6 +34,8 @@ PATIENCE = 1.0
 class Ready:
     """A worker has started and waits for its first job."""
 
+    process: int  # its id, on its machine
+
 
 @dataclass(frozen=True)
 class Done:
@@ -257,7 +259,7 @@ def serve(line: Connection, threads: int) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
-        line.send(Ready())
+        line.send(Ready(os.getpid()))
         while True:
             line.send(execute(line.recv()))
     except (EOFError, OSError):
