@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -38,7 +38,7 @@ LOG_EVERY = 30.0
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to do, see above.")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, as above.")],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -79,12 +79,12 @@ def sweep(
         methods = ["baseline", { name = "backward", window = 2 }]
         norms = [1, 2, "inf"]
         [sentences]
-        file = "dev.tsv"        # sentence, tab, label; or: texts = ["a moving film"]
-        count = 10              # chosen with the seed, correctly classified
+        file = "dev.tsv"    # sentence, tab, label; or: texts = ["good film"]
+        count = 10          # chosen with the seed, correctly classified
         max_words = 20
         [words]
-        count = 5               # per sentence; default "all"
-        together = 1            # words that move at the same time
+        count = 5           # per sentence; default "all"
+        together = 1        # words that move at the same time
 
     Also: **seed**, **attack** = false, **sentences.min_words**, **sentences.correct** = false,
     **radius.search**, **radius.tolerance**; to verify instead of searching radii, **what** = "verify" and
@@ -109,7 +109,7 @@ def sweep(
         return
     running = chosen.run
     with ExitStack() as stack:
-        fleet: Fleet = LocalFleet(running.workers, running.threads)
+        fleet: Fleet[Any] = LocalFleet(running.workers, running.threads)
         if backend == "ray":
             fleet = stack.enter_context(ray_fleet(address, running.workers, running.threads, running.gpus))
         report = stack.enter_context(_progress())

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ class RayWorker:
 class RayFleet:
     """As many actors as the cluster has room for; that may change while they work."""
 
-    def __init__(self, ray: Any, workers: int | None, threads: int, gpus: float = 0) -> None:
+    def __init__(self, ray: Any, workers: int | None, threads: int, gpus: float = 0.0) -> None:
         self._ray, self._workers, self._threads, self._gpus = ray, workers, threads, gpus
         self._calls: dict[RayWorker, Any] = {}  # what each worker was asked last
 
@@ -64,11 +64,10 @@ class RayFleet:
         self._calls[worker] = worker.actor.ready.remote()
         return worker
 
-    def send(self, worker: Hashable, job: Job) -> None:
-        assert isinstance(worker, RayWorker)
+    def send(self, worker: RayWorker, job: Job) -> None:
         self._calls[worker] = worker.actor.run.remote(job)
 
-    def hear(self, workers: Sequence[Hashable], timeout: float) -> list[tuple[Hashable, News]]:
+    def hear(self, workers: Sequence[RayWorker], timeout: float) -> list[tuple[RayWorker, News]]:
         calls = {call: worker for worker, call in self._calls.items()}
         if not calls:
             time.sleep(timeout)
@@ -84,15 +83,14 @@ class RayFleet:
         except self._ray.exceptions.RayError as error:
             return Died(" ".join(str(error).split())[:300])
 
-    def dismiss(self, worker: Hashable) -> None:
-        assert isinstance(worker, RayWorker)
+    def dismiss(self, worker: RayWorker) -> None:
         self._calls.pop(worker, None)
         self._ray.kill(worker.actor)
 
 
 @contextmanager
 def ray_fleet(
-    address: str | None, workers: int | None = None, threads: int = 1, gpus: float = 0
+    address: str | None, workers: int | None = None, threads: int = 1, gpus: float = 0.0
 ) -> Iterator[RayFleet]:
     """Workers in the cluster at `address` (``auto``: the one of this machine), or in one of their own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
@@ -109,6 +107,9 @@ def ray_fleet(
         raise BuffetError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
     try:
         yield RayFleet(ray, workers, threads, gpus)
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BuffetError(f"the Ray cluster is lost: {reason}; the same command continues") from None
     finally:
         ray.shutdown()
 

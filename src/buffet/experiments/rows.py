@@ -179,10 +179,12 @@ def open_rows(path: Path) -> Iterator[RowFile]:
         try:
             # The system gives the lock back however this process ends.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise BuffetError(
                 f"{path}: another sweep is writing it; wait for that, or use another out"
             ) from None
+        except OSError as error:
+            raise BuffetError(f"{path}: cannot be locked: {error.strerror}; use a local disk") from None
         content = _read(path)
         os.ftruncate(descriptor, len(content))
         _sync_directory(path.parent)

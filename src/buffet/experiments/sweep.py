@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from buffet.experiments.config import SweepConfig
 from buffet.experiments.plan import Plan, Setting, Task, Unit, make_plan, parts
@@ -57,7 +58,7 @@ class Outcome:
 def sweep(
     config: SweepConfig,
     out: Path,
-    fleet: Fleet | None = None,
+    fleet: Fleet[Any] | None = None,
     *,
     retry_failed: bool = False,
     progress: Callable[[Progress], None] | None = None,

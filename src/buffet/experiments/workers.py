@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -62,22 +62,27 @@ class Died:
 News = Ready | Done | Failed | Died
 
 
-class Fleet(Protocol):
-    """How workers are started, reached and killed; a worker is anything hashable."""
+W = TypeVar("W", bound=Hashable)
+"""What a fleet calls a worker."""
+
+
+@runtime_checkable
+class Fleet(Protocol[W]):
+    """How workers are started, reached and killed."""
 
     def size(self) -> int:
         """How many workers there may be now."""
 
-    def hire(self) -> Hashable:
+    def hire(self) -> W:
         """Start a worker; it will report that it is ready."""
 
-    def send(self, worker: Hashable, job: Job) -> None:
+    def send(self, worker: W, job: Job) -> None:
         """Give a job to a worker that has nothing to do."""
 
-    def hear(self, workers: Sequence[Hashable], timeout: float) -> list[tuple[Hashable, News]]:
+    def hear(self, workers: Sequence[W], timeout: float) -> list[tuple[W, News]]:
         """What the workers report, as soon as one does, or nothing after `timeout` seconds."""
 
-    def dismiss(self, worker: Hashable) -> None:
+    def dismiss(self, worker: W) -> None:
         """End a worker at once, dead or alive."""
 
 
@@ -100,7 +105,7 @@ class _Post:
 
 
 def dispatch(
-    fleet: Fleet,
+    fleet: Fleet[W],
     queue: list[Ticket],
     settle: Callable[[Ticket, Done | Failed], None],
     *,
@@ -112,7 +117,7 @@ def dispatch(
     Every ticket is settled exactly once. A job that takes longer than `limit` seconds fails and its worker
     is killed; one whose worker died is tried again `retries` times.
     """
-    posts: dict[Hashable, _Post] = {}
+    posts: dict[W, _Post] = {}
     stillborn = 0
     try:
         while True:
@@ -141,7 +146,7 @@ def dispatch(
             fleet.dismiss(worker)
 
 
-def _assign(fleet: Fleet, queue: list[Ticket], posts: dict[Hashable, _Post], limit: float | None) -> None:
+def _assign(fleet: Fleet[W], queue: list[Ticket], posts: dict[W, _Post], limit: float | None) -> None:
     """Give work to the idle, and hire for what is left."""
     for worker, post in posts.items():
         if queue and post.ready and post.ticket is None:
@@ -167,8 +172,8 @@ def _try_again(
 
 
 def _enforce(
-    fleet: Fleet,
-    posts: dict[Hashable, _Post],
+    fleet: Fleet[W],
+    posts: dict[W, _Post],
     limit: float | None,
     settle: Callable[[Ticket, Done | Failed], None],
 ) -> None:
@@ -218,17 +223,15 @@ class LocalFleet:
         theirs.close()  # so that its death closes the line
         return LocalWorker(process, ours)
 
-    def send(self, worker: Hashable, job: Job) -> None:
-        assert isinstance(worker, LocalWorker)
+    def send(self, worker: LocalWorker, job: Job) -> None:
         with suppress(OSError):  # it is dead, and `hear` will say so
             worker.line.send(job)
 
-    def hear(self, workers: Sequence[Hashable], timeout: float) -> list[tuple[Hashable, News]]:
-        lines = {w.line: w for w in workers if isinstance(w, LocalWorker)}
+    def hear(self, workers: Sequence[LocalWorker], timeout: float) -> list[tuple[LocalWorker, News]]:
+        lines = {worker.line: worker for worker in workers}
         return [(lines[line], _receive(lines[line])) for line in wait(list(lines), timeout)]  # type: ignore[index]
 
-    def dismiss(self, worker: Hashable) -> None:
-        assert isinstance(worker, LocalWorker)
+    def dismiss(self, worker: LocalWorker) -> None:
         worker.process.kill()
         worker.process.join()
         worker.line.close()
