@@ -217,7 +217,7 @@ def test_work_goes_on_when_the_workers_are_killed(home: Path, tmp_path: Path) ->
                 os.kill(process, signal.SIGKILL)
 
     assert sweep(config, out, fleet, progress=kill).failed == 0
-    assert len(fleet.processes) >= 3
+    assert len(fleet.processes) >= 2  # none of those that were there at the kill
     assert [now.done for now in seen] == list(range(0, 17, 2))
     alone = tmp_path / "alone.ndjson"
     sweep(config, alone, Inline())
