@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table
-from buffet.loading.config import read_config
+from buffet.loading.families import read_architecture
 from buffet.loading.model import DEFAULT, MODELS, available
 
 
@@ -45,7 +45,7 @@ def models(
 def describe(name: str) -> dict[str, Any]:
     """What config.json and the model card say about an embedded model; the weights are not read."""
     directory = MODELS / name
-    config = read_config(directory / "config.json")
+    config = read_architecture(directory / "config.json").config
     return {
         "name": name,
         "default": name == DEFAULT,

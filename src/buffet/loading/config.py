@@ -1,19 +1,15 @@
-"""What a checkpoint says about itself: `config.json`, read and validated.
+"""The architecture of a classifier, validated: everything `network` needs to know besides the weights.
 
-The keys are those of a Hugging Face BERT configuration, plus three that say what the network computes and
-that such a file cannot express: `layer_norm`, `pooling` and `norm_position`. Keys nobody reads are
-tolerated; a value that would change the network into something the program cannot express is not.
+The keys are those of a Hugging Face BERT configuration, plus a few that say what such a file cannot express,
+from `layer_norm` on. Other families are translated into these words first (`families`). Keys nobody reads
+are tolerated; a value that would change the network into something the program cannot express is not.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from buffet.errors import BuffetError
 
 # How a configuration spells an activation -> its name in `functions.FUNCTIONS`.
 ACTIVATIONS = {
@@ -23,7 +19,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "tanh": "tanh",
 }
-MODEL_TYPES = ("bert",)
 
 # The caps are far above any encoder in use: they turn a corrupt number into a message instead of an
 # attempt to allocate it.
@@ -37,11 +32,13 @@ Small = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False, strict=True)]
 FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "position_embedding_type": (("absolute", None), "only absolute position embeddings are supported"),
     "is_decoder": ((False, None), "only encoders are supported"),
-    "add_cross_attention": ((False, None), "only encoders are supported"),
-    "quantization_config": ((None,), "quantised weights are not supported"),
+    "is_encoder_decoder": ((False, None), "only encoders are supported"),
+    "add_cross_attention": ((False, None), "cross attention is not supported, only encoders are"),
+    "quantization_config": ((None,), "quantised weights are not supported, only floating point"),
+    "pruned_heads": (({}, None), "pruned heads are not supported"),
     "problem_type": (
         (None, "single_label_classification"),
-        "only single-label classification is supported",
+        "only single-label classification is supported, where the largest logit is the answer",
     ),
 }
 
@@ -51,7 +48,7 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
-    model_type: str = "bert"
+    model_type: Literal["bert"] = "bert"
     vocab_size: Rows
     hidden_size: Width
     num_hidden_layers: Layers
@@ -65,33 +62,34 @@ class ModelConfig(BaseModel):
     num_labels: Classes = 2
     id2label: dict[int, str] | None = None
     layer_norm: Literal["standard", "no_var"] = "standard"
-    pooling: Literal["cls", "mean"] = "cls"
     norm_position: Literal["post", "pre"] = "post"
+    pooling: Literal["cls", "mean"] = "cls"
+    # The activation of the dense layer between pooling and classifier; "none": there is no such layer.
+    # None: as BERT has it, tanh after "cls" and no layer after "mean".
+    head_act: Literal["tanh", "relu", "gelu", "none"] | None = None
+    embedding_size: Width | None = None  # of the embedding rows, if they are projected to hidden_size
+    embedding_norm: bool = True  # a LayerNorm before the first block
+    final_norm: bool | None = None  # one after the last block; None: for "pre" only
 
     @model_validator(mode="before")
     @classmethod
     def _fixed(cls, raw: Any) -> Any:
-        """Refuse other families and variants before their foreign keys are looked at."""
-        if not isinstance(raw, dict):
-            raise ValueError(f"expected an object with the keys of a BERT configuration, got {_show(raw)}")
-        family = raw.get("model_type", "bert")
-        if family not in MODEL_TYPES:
-            raise ValueError(
-                f"model_type {_show(family)} is not supported; supported: {_listed(MODEL_TYPES)}"
-            )
+        """Refuse other kinds of network before their foreign keys are looked at."""
         for key, (allowed, reason) in FIXED.items():
             if raw.get(key) not in allowed:
-                raise ValueError(f"{key} is {_show(raw[key])}: {reason}")
+                raise ValueError(f"{key} is {show(raw[key])}: {reason}")
         labels = raw.get("id2label")
         if isinstance(labels, dict) and "num_labels" not in raw:
-            return {**raw, "num_labels": len(labels)}
+            raw = {**raw, "num_labels": len(labels)}
+        if raw.get("num_labels") == 1:
+            raise ValueError("num_labels is 1: a regression head is not supported, only two or more classes")
         return raw
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelConfig:
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(
-                f"hidden_act {_show(self.hidden_act)} is not supported; supported: {_listed(ACTIVATIONS)}"
+                f"hidden_act {show(self.hidden_act)} is not supported; supported: {listed(ACTIVATIONS)}"
             )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -102,7 +100,7 @@ class ModelConfig(BaseModel):
             raise ValueError(f"pad_token_id {self.pad_token_id} is outside vocab_size {self.vocab_size}")
         if self.id2label is not None and sorted(self.id2label) != list(range(self.num_labels)):
             raise ValueError(
-                f"id2label has the keys {_show(sorted(self.id2label))} but num_labels is {self.num_labels}: "
+                f"id2label has the keys {show(sorted(self.id2label))} but num_labels is {self.num_labels}: "
                 f"expected one label for each of 0 to {self.num_labels - 1}"
             )
         return self
@@ -123,22 +121,41 @@ class ModelConfig(BaseModel):
         """The constant under the square root of a LayerNorm; None when it has no variance."""
         return self.layer_norm_eps if self.layer_norm == "standard" else None
 
+    @property
+    def row_width(self) -> int:
+        """The width of the embedding rows."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def head(self) -> str | None:
+        """The activation of the head's dense layer as named in `functions.FUNCTIONS`; None without one."""
+        chosen = self.head_act or ("tanh" if self.pooling == "cls" else "none")
+        return None if chosen == "none" else chosen
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """Whether a LayerNorm follows the last block."""
+        return self.norm_position == "pre" if self.final_norm is None else self.final_norm
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and shape of every tensor the weights must hold, and no other."""
-        width, inner = self.hidden_size, self.intermediate_size
+        width, inner, row = self.hidden_size, self.intermediate_size, self.row_width
         shapes: dict[str, tuple[int, ...]] = {
-            "bert.embeddings.word_embeddings.weight": (self.vocab_size, width),
-            "bert.embeddings.position_embeddings.weight": (self.max_position_embeddings, width),
-            "bert.embeddings.token_type_embeddings.weight": (self.type_vocab_size, width),
+            "bert.embeddings.word_embeddings.weight": (self.vocab_size, row),
+            "bert.embeddings.position_embeddings.weight": (self.max_position_embeddings, row),
+            "bert.embeddings.token_type_embeddings.weight": (self.type_vocab_size, row),
         }
 
-        def norm(prefix: str) -> None:
+        def norm(prefix: str, width: int = width) -> None:
             shapes.update({f"{prefix}.weight": (width,), f"{prefix}.bias": (width,)})
 
         def dense(prefix: str, out: int, inputs: int) -> None:
             shapes.update({f"{prefix}.weight": (out, inputs), f"{prefix}.bias": (out,)})
 
-        norm("bert.embeddings.LayerNorm")
+        if self.embedding_norm:
+            norm("bert.embeddings.LayerNorm", row)
+        if row != width:
+            dense("bert.embeddings_project", width, row)
         for layer in range(self.num_hidden_layers):
             prefix = f"bert.encoder.layer.{layer}"
             for projection in ("query", "key", "value"):
@@ -148,28 +165,12 @@ class ModelConfig(BaseModel):
             dense(f"{prefix}.intermediate.dense", inner, width)
             dense(f"{prefix}.output.dense", width, inner)
             norm(f"{prefix}.output.LayerNorm")
-        if self.norm_position == "pre":
+        if self.ends_in_norm:
             norm("bert.encoder.LayerNorm")
-        if self.pooling == "cls":
+        if self.head:
             dense("bert.pooler.dense", width, width)
         dense("classifier", self.num_labels, width)
         return shapes
-
-
-def read_config(path: Path) -> ModelConfig:
-    """The configuration in `path`, or a `BuffetError` that names the file and the value at fault."""
-    if not path.is_file():
-        raise BuffetError(f"{path}: no such file; a checkpoint is a directory with config.json in it")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BuffetError(f"{path}: not a JSON file: {_one_line(error)}") from None
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        return ModelConfig.model_validate(raw)
-    except ValidationError as error:
-        raise BuffetError(f"{path}: {explain(error)}") from None
 
 
 def explain(error: ValidationError) -> str:
@@ -181,17 +182,17 @@ def explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{key} is missing"
     message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{key} is {_show(first['input'])}: {message}"
+    return f"{key} is {show(first['input'])}: {message}"
 
 
-def _show(value: object) -> str:
-    text = _one_line(repr(value))
+def show(value: object) -> str:
+    text = one_line(repr(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _one_line(value: object) -> str:
+def one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def _listed(names: Any) -> str:
+def listed(names: Any) -> str:
     return ", ".join(names)

@@ -16,22 +16,25 @@ def build_program(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Program
     Blocks, with Attn and FFN the two sublayers:
         post-norm  ``x = LN(x + Attn(x)); x = LN(x + FFN(x))``
         pre-norm   ``x = x + Attn(LN(x)); x = x + FFN(LN(x))``, and a final LN after the last block.
-    Heads: ``cls``  ``W tanh(P x₀ + p) + b``, ``mean``  ``W mean(x) + b`` over the unmasked rows.
+    Heads: ``W a(P y + p) + b`` or ``W y + b``, where y is the first row (``cls``) or the mean of the unmasked
+    rows (``mean``) and a the activation of the head.
 
     With ``cls`` only the first row of the last block is ever read, so that block attends *from* the first
     row only: the same function, with one row instead of all of them from there on.
     """
     net = _Network(config, tensors)
-    x = net.norm(net.input, "bert.embeddings.LayerNorm")
+    x = net.norm(net.input, "bert.embeddings.LayerNorm") if config.embedding_norm else net.input
+    if config.row_width != config.hidden_size:
+        x = net.dense(x, "bert.embeddings_project")
     for layer in range(config.num_hidden_layers):
         last = layer == config.num_hidden_layers - 1
         x = net.block(x, f"bert.encoder.layer.{layer}", first_only=last and config.pooling == "cls")
-    if config.norm_position == "pre":
+    if config.ends_in_norm:
         x = net.norm(x, "bert.encoder.LayerNorm")
-    if config.pooling == "cls":
-        x = net.add(Apply("tanh"), net.dense(x, "bert.pooler.dense"))
-    else:
+    if config.pooling == "mean":
         x = net.add(Pool("mean"), x)
+    if config.head:
+        x = net.add(Apply(config.head), net.dense(x, "bert.pooler.dense"))
     net.dense(x, "classifier")
     return net.build()
 

@@ -1,4 +1,4 @@
-"""From text to token ids: the `tokenizer.json` beside the weights, and how one is made from sentences."""
+"""From text to token ids, and how a tokenizer of our own is made from sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
@@ -56,8 +55,9 @@ class Tokenizer:
         inner = tokenizers.Tokenizer.from_str(inner.to_str())
         inner.no_truncation()
         inner.no_padding()
-        unknown = json.loads(inner.to_str())["model"].get("unk_token")
-        unknown_id = None if unknown is None else inner.token_to_id(unknown)
+        model = json.loads(inner.to_str())["model"]
+        unknown = model.get("unk_token")
+        unknown_id = model.get("unk_id") if unknown is None else inner.token_to_id(unknown)
         added = inner.get_added_tokens_decoder()
         special = frozenset(index for index, token in added.items() if token.special)
         return cls(inner, unknown_id, special - {unknown_id})
@@ -91,21 +91,6 @@ class Tokenizer:
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
-
-
-def read_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer in `path`, whose ids all have an embedding."""
-    if not path.is_file():
-        raise BuffetError(f"{path}: no such file; the tokenizer of a checkpoint is in tokenizer.json")
-    try:
-        tokenizer = Tokenizer.of(tokenizers.Tokenizer.from_file(str(path)))
-        size = tokenizer.size
-    except Exception as error:  # the library raises bare Exception for every malformed file
-        reason = " ".join(str(error).split())
-        raise BuffetError(f"{path}: not a tokenizer file: {reason}") from None
-    if size > vocab_size:
-        raise BuffetError(f"{path}: has token ids up to {size - 1}, config.json says vocab_size {vocab_size}")
-    return tokenizer
 
 
 def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:
