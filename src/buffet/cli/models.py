@@ -20,8 +20,8 @@ def models(
 ) -> None:
     """List the embedded models, whose names --model takes.
 
-    Any other model is given by its directory: config.json and model.safetensors as Hugging Face's BERT
-    sequence classifiers have them, and tokenizer.json.
+    Any other model is given by its directory: config.json, weights and tokenizer as Hugging Face's
+    sequence classifiers of the BERT family have them, or by its id on the Hugging Face Hub, owner/model.
     """
     described = [describe(name) for name in available()]
     if json:

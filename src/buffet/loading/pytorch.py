@@ -23,10 +23,11 @@ class EncoderClassifier(nn.Module):
     `dense` (with its activation a) may be absent and `pool` is the first row or the mean of the unmasked
     rows. A factor on the embeddings, as in ``words(ids) * sqrt(width)``, belongs into their weights.
 
+    >>> import buffet
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     >>> encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    >>> module = EncoderClassifier(encoder, nn.Embedding(50, 8), nn.Embedding(20, 8), nn.Linear(8, 2))
-    >>> import buffet
+    >>> parts = nn.Embedding(50, 8), nn.Embedding(20, 8), nn.Linear(8, 2)
+    >>> module = buffet.loading.EncoderClassifier(encoder, *parts, pooling="mean")
     >>> model = buffet.load(module)  # tokenizer=... to give it texts
     """
 

@@ -1,0 +1,383 @@
+"""Every family against `transformers`: random tiny models, saved, loaded, and compared in their logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+import buffet
+from buffet.errors import BuffetError
+from buffet.loading import Model, load
+from buffet.loading.tokenizer import word_level
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = "a gripping , moving film . it 's not bad"
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "max_position_embeddings": 20,
+    "num_labels": 3,
+}
+DISTIL = {
+    "dim": 24,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 32,
+    **{key: SIZES[key] for key in ("vocab_size", "max_position_embeddings", "num_labels")},
+}
+# Name -> class of its configuration and what it says.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", SIZES),
+    "bert, GELU by tanh, eps": ("BertConfig", {**SIZES, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "tinybert": ("BertConfig", {**SIZES, "num_hidden_layers": 4, "num_attention_heads": 12}),
+    "minilm": ("BertConfig", {**SIZES, "num_hidden_layers": 6, "hidden_act": "gelu"}),
+    "distilbert": ("DistilBertConfig", DISTIL),
+    "distilbert, ReLU": ("DistilBertConfig", {**DISTIL, "activation": "relu", "sinusoidal_pos_embds": True}),
+    "roberta": ("RobertaConfig", {**SIZES, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+    "roberta, other padding": ("RobertaConfig", {**SIZES, "pad_token_id": 4}),
+    "xlm-roberta": ("XLMRobertaConfig", SIZES),
+    "camembert": ("CamembertConfig", SIZES),
+    "electra": ("ElectraConfig", {**SIZES, "embedding_size": 24}),
+    "electra, projected": ("ElectraConfig", {**SIZES, "embedding_size": 10}),
+}
+
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+def classifier(family: str, **changes: object) -> Any:
+    """A random classifier whose weights are large enough for every part of it to matter."""
+    name, values = FAMILIES[family]
+    config = getattr(transformers, name)(**{**values, **changes})
+    torch.manual_seed(7)
+    module = transformers.AutoModelForSequenceClassification.from_config(config)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.35)
+    return module.eval()
+
+
+def saved(module: Any, directory: Path) -> Path:
+    """What `save_pretrained` writes, with a tokenizer beside it."""
+    module.save_pretrained(directory)
+    word_level([WORDS], size=40, min_count=1).save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def sentences(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, model.config.vocab_size, (5, 9), generator=generator)
+    mask = torch.arange(9) < torch.tensor([9, 6, 1, 3, 8])[:, None]
+    return ids.where(mask, model.config.pad_token_id), mask
+
+
+def difference(model: Model, module: Any) -> float:
+    """The largest difference in logits, with and without padding, in double precision too."""
+    ids, mask = sentences(model)
+    whole = ids[:1]
+    rows, one = model.embeddings.rows(ids), model.embeddings.rows(whole)
+    with torch.no_grad():
+        pairs = [
+            (model.logits(rows, mask), module(ids, attention_mask=mask).logits),
+            (model.logits(one), module(whole).logits),
+        ]
+        module.double()
+        pairs.append((model.logits(rows.double(), mask), module(ids, attention_mask=mask).logits))
+        module.float()
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_agree_with_transformers(tmp_path: Path, family: str) -> None:
+    module = classifier(family)
+    model = load(saved(module, tmp_path / "m"), check=True)
+    assert difference(model, module) <= 1e-4
+    assert model.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    again = load(module)
+    assert set(again.tensors) == set(model.tensors)
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in model.tensors.items())
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra, projected"])
+def test_a_pytorch_file_of_every_family_is_read(tmp_path: Path, family: str) -> None:
+    module = classifier(family)
+    directory = saved(module, tmp_path / "m")
+    (directory / "model.safetensors").unlink()
+    torch.save(module.state_dict(), directory / "pytorch_model.bin")
+    assert difference(load(directory), module) <= 1e-4
+
+
+def test_the_longest_sentence_uses_every_position() -> None:
+    for family, longest in (("bert", 20), ("distilbert", 20), ("roberta", 18), ("electra", 20)):
+        module = classifier(family)
+        model = load(module)
+        assert model.config.max_position_embeddings == longest
+        ids = torch.full((1, longest), 7)
+        with torch.no_grad():
+            expected = module(ids).logits
+        assert (model.logits(model.embeddings.rows(ids)) - expected).abs().max() <= 1e-4
+
+
+def test_the_check_would_notice_each_family_specific_part() -> None:
+    """What makes a family its own changes the logits of these models by far more than the tolerance."""
+    roberta = load(classifier("roberta"))
+    ids, mask = sentences(roberta)
+    rows = roberta.embeddings.rows(ids)
+    shifted = rows - roberta.embeddings.positions[:9] + roberta.embeddings.positions[1:10]
+    assert (roberta.logits(rows, mask) - roberta.logits(shifted, mask)).abs().max() > 1e-2
+    for family, other in (("electra", "tanh"), ("distilbert", "gelu"), ("bert", "relu")):
+        model = load(classifier(family))
+        changed = model.config.model_copy(update={"head_act": other})
+        program = buffet.loading.model.build_program(changed, model.tensors)
+        rows = model.embeddings.rows(ids)
+        assert (model.logits(rows, mask) - program.evaluate(rows, mask)).abs().max() > 1e-3
+
+
+# --- modules in memory -------------------------------------------------------------------------------------
+
+
+def test_a_module_in_memory_is_left_as_it_was() -> None:
+    module = classifier("bert").train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    model = load(module)
+    assert module.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    with torch.no_grad():
+        next(module.parameters()).zero_()
+    assert torch.equal(model.embeddings.words, before["bert.embeddings.word_embeddings.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_become_float32(dtype: torch.dtype) -> None:
+    module = classifier("bert").to(dtype)
+    assert load(module).program.nodes[-1].op.weight.dtype == torch.float32
+    assert next(module.parameters()).dtype == dtype
+
+
+def test_a_module_that_computes_something_else_is_refused() -> None:
+    class Doubled(transformers.BertForSequenceClassification):  # type: ignore[misc, name-defined]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            output.logits = 2 * output.logits
+            return output
+
+    module = Doubled(classifier("bert").config)
+    with pytest.raises(BuffetError, match=r"Doubled: computes other logits than its program"):
+        load(module)
+
+
+def test_what_is_no_supported_module_is_refused_in_one_line() -> None:
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    gpt = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=8)
+    t5 = transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=20)
+    longformer = transformers.LongformerConfig(**tiny, vocab_size=20, attention_window=4)
+    llama = transformers.LlamaConfig(**tiny, vocab_size=20, num_key_value_heads=2)
+    mamba = transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=20, state_size=2)
+    bert = classifier("bert").config
+    refused = {
+        "'gpt2' (a causal decoder)": transformers.GPT2ForSequenceClassification(gpt),
+        "'llama' (a causal decoder)": transformers.LlamaForSequenceClassification(llama),
+        "'t5' (an encoder-decoder)": transformers.T5ForSequenceClassification(t5),
+        "'longformer' (sparse attention)": transformers.LongformerForSequenceClassification(longformer),
+        "'mamba' (a state-space model)": transformers.MambaModel(mamba),
+        "without its classification head": transformers.BertModel(bert),
+        "only sequence classifiers": transformers.BertForTokenClassification(bert),
+        "supported modules are": torch.nn.TransformerEncoder(
+            torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1
+        ),
+        "regression head": classifier("bert", num_labels=1),
+        "single-label": classifier("bert", problem_type="multi_label_classification"),
+        "hidden_act 'silu' is not supported": classifier("bert", hidden_act="silu"),
+    }
+    for complaint, module in refused.items():
+        with pytest.raises(BuffetError) as caught:
+            load(module)
+        assert complaint in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_quantised_modules_are_refused() -> None:
+    module = classifier("bert")
+    weight = torch.randint(-128, 128, (24, 24), dtype=torch.int8)
+    module.bert.pooler.dense.weight = torch.nn.Parameter(weight, requires_grad=False)
+    with pytest.raises(BuffetError, match=r"quantised weights are not supported"):
+        load(module)
+
+
+def test_our_own_variants_cannot_be_checked_by_transformers() -> None:
+    with pytest.raises(BuffetError, match=r"has no layer_norm no_var"):
+        load(check=True)
+
+
+# --- tokenizers --------------------------------------------------------------------------------------------
+
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "film",
+    "grip",
+    "##ping",
+    "Film",
+    ",",
+    "caf",
+    "##e",
+]
+TEXTS = ["A gripping, gripping film", "Film zzz ,film", "a café [MASK] [SEP]", "  a\tfilm\n"]
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_word_pieces_of_a_bare_vocabulary(tmp_path: Path, lower: bool) -> None:
+    directory = saved(classifier("bert"), tmp_path / "m")
+    reference = transformers.BertTokenizer(
+        vocab={piece: index for index, piece in enumerate(PIECES)}, do_lower_case=lower
+    )
+    reference.save_pretrained(directory)
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+    model, given = load(directory), load(directory, tokenizer=reference)
+    for text in TEXTS:
+        assert list(model.encode(text).ids) == reference(text)["input_ids"]
+        assert model.encode(text) == given.encode(text)
+    assert model.tokens("a film")[0] == "[CLS]"
+    assert model.special("a film") == [True, False, False, True]
+
+
+def byte_pairs() -> RawTokenizer:
+    tokenizer = RawTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([WORDS] * 3, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+def test_byte_pairs_of_a_bare_vocabulary(tmp_path: Path, spaced: bool) -> None:
+    directory = saved(classifier("roberta", vocab_size=300), tmp_path / "m")
+    byte_pairs().save(str(directory / "tokenizer.json"))
+    reference = transformers.RobertaTokenizer.from_pretrained(directory, add_prefix_space=spaced)
+    reference.save_pretrained(directory)
+    (directory / "tokenizer.json").unlink()
+    byte_pairs().model.save(str(directory))
+    model = load(directory)
+    for text in ("a gripping film", " it's not bad", "café <mask> film"):
+        assert list(model.encode(text).ids) == reference(text)["input_ids"]
+    first, *words, last = model.special("a film")
+    assert (first, any(words), last) == (True, False, True)
+    assert model.tokens("a")[0] == "<s>"
+    with pytest.raises(BuffetError, match="padding token"):
+        model.encode("a <pad> film")
+
+
+def test_bad_vocabularies_are_refused(tmp_path: Path) -> None:
+    directory = saved(classifier("bert"), tmp_path / "m")
+    (directory / "tokenizer.json").unlink()
+    vocabulary = directory / "vocab.txt"
+    for content, complaint in (("a\nfilm\n", "no entry '[CLS]'"), ("\n".join(map(str, range(99))), "[CLS]")):
+        vocabulary.write_text(content)
+        with pytest.raises(BuffetError) as caught:
+            load(directory)
+        assert complaint in str(caught.value)
+    vocabulary.write_text("\n".join(PIECES))
+    (directory / "added_tokens.json").write_text('{"[NEW]": 13, "a": 5}')
+    with pytest.raises(BuffetError, match=r"adds '\[NEW\]'"):
+        load(directory)
+    (directory / "added_tokens.json").unlink()
+    (directory / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(BuffetError, match=r"tokenizer_config\.json: expected an object"):
+        load(directory)
+    vocabulary.rename(directory / "vocab.json")
+    with pytest.raises(BuffetError, match=r"merges\.txt: no such file"):
+        load(directory)
+
+
+def test_tokenizers_that_do_not_fit_are_refused() -> None:
+    module = classifier("bert")
+    with pytest.raises(BuffetError, match=r"the tokenizer: has token ids up to 287"):
+        load(module, tokenizer=byte_pairs())
+    with pytest.raises(BuffetError, match=r"the tokenizer is a dict; supported: a directory"):
+        load(module, tokenizer={"a": 1})
+    with pytest.raises(BuffetError, match=r"loaded without a tokenizer"):
+        load(module).embed("a film")
+
+
+# --- the hub -----------------------------------------------------------------------------------------------
+
+
+def test_the_hub_by_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the Hub out of reach its cache answers; what is not in it is one line."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    commit = "0123456789012345678901234567890123456789"
+    for name in ("tiny", "gpt"):
+        cached = tmp_path / "cache" / f"models--owner--{name}"
+        (cached / "refs").mkdir(parents=True)
+        (cached / "refs" / "main").write_text(commit)
+        saved(classifier("bert"), cached / "snapshots" / commit)
+    (cached / "snapshots" / commit / "config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    model = load("owner/tiny")
+    assert model.name == "owner/tiny"
+    assert model.tokens("a film") == ["[CLS]", "a", "film", "[SEP]"]
+    for name, complaint in (
+        ("owner/gpt", "a causal decoder"),
+        ("owner/absent", "no such directory, and the"),
+    ):
+        with pytest.raises(BuffetError) as caught:
+            load(name)
+        assert complaint in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# --- certified end to end ----------------------------------------------------------------------------------
+
+
+EPS = 0.01
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra, projected"])
+def test_a_loaded_model_is_certified(tmp_path: Path, family: str) -> None:
+    """A verdict from the program holds on the source: no sampled point of the region changes its answer."""
+    module = classifier(family)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(0.5)
+    model = load(saved(module, tmp_path / "m"))
+    x = model.embed("a moving film")
+    region = buffet.LpBall(x, words=[2], p=2)
+    result = buffet.verify(model, region, eps=EPS, method="baseline", falsify=False)
+    assert result.verdict == "certified"
+    label = int(model.logits(x).argmax())
+    generator = torch.Generator().manual_seed(3)
+    step = torch.randn(200, x.shape[1], generator=generator)
+    step = EPS * step / step.norm(dim=1, keepdim=True)
+    moved = x.repeat(200, 1, 1)
+    moved[:, 2] += step
+    # The source adds positions and token types itself: give it the difference from them.
+    zero = model.embed("a moving film") - model.embeddings.words[list(model.encode("a moving film").ids)]
+    with torch.no_grad():
+        logits = module(inputs_embeds=moved - zero).logits
+    assert bool((logits.argmax(-1) == label).all())
+    others = torch.cat([logits[:, :label], logits[:, label + 1 :]], 1)
+    margins = logits[:, label] - others.max(1).values
+    assert float(margins.min()) >= float(result.margin) - 1e-4
