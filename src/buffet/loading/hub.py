@@ -23,7 +23,8 @@ def is_hub_id(name: str) -> bool:
 def fetch(name: str) -> Path:
     """The directory with the files of a model of the Hub; only what is read is fetched, weights last.
 
-    An unsupported architecture is refused before its weights are fetched.
+    An unsupported architecture is refused before its weights are fetched. Out of reach of the Hub, its cache
+    answers.
     """
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
@@ -31,16 +32,35 @@ def fetch(name: str) -> Path:
         raise BuffetError(
             f"{name!r}: no such directory; to load it from the Hugging Face Hub: pip install 'buffet[hf]'"
         ) from None
+    cached = False
     try:
-        read_architecture(Path(hf_hub_download(name, "config.json")))
-        directory = Path(snapshot_download(name, allow_patterns=["config.json", *SAFETENSORS, *TOKENIZER]))
+        cached = not _reachable(name)
+        read_architecture(Path(hf_hub_download(name, "config.json", local_files_only=cached)))
+        patterns = ["config.json", *SAFETENSORS, *TOKENIZER]
+        directory = Path(snapshot_download(name, allow_patterns=patterns, local_files_only=cached))
         if not any(directory.glob("*.safetensors")):
-            directory = Path(snapshot_download(name, allow_patterns=list(PYTORCH)))
+            snapshot_download(name, allow_patterns=list(PYTORCH), local_files_only=cached)
     except BuffetError:
         raise
-    except Exception as error:  # offline, unknown, private, disk full: the library has an error for each
+    except Exception as error:  # unknown, private, not cached, disk full: the library has an error for each
         reason = one_line(error).split(". ")[0][:200]
+        if cached:
+            reason = "it cannot be reached, and its cache does not have the model"
         raise BuffetError(
-            f"{name!r}: no such directory, and the Hugging Face Hub did not give it: {reason}"
+            f"{name!r}: no such directory, and not given by the Hugging Face Hub: {reason}"
         ) from None
     return directory
+
+
+def _reachable(name: str) -> bool:
+    """Whether the Hub answers; asked once, as downloads try again for half a minute before they give up."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:  # an answer: unknown, private, …
+        raise
+    except Exception:  # whatever the HTTP library in use raises when nobody answers
+        return False
+    return True
