@@ -134,7 +134,8 @@ class Unit:
 
 def parts(method: Method) -> dict[str, str | int | float | None]:
     """What a method is made of."""
-    return {name: value for name, value in asdict(method).items() if name != "summary"}
+    given = asdict(method) | {"rivals": ",".join(method.rivals)}
+    return {name: value for name, value in given.items() if name != "summary"}
 
 
 def digest(value: object) -> str:

@@ -97,6 +97,7 @@ class UnitJob:
             search=question.search,
             tolerance=question.tolerance,
             attack=False,
+            attacked=self.ground.attacked,
             engine=Engine(memory=self.memory),
         )
         tasks = tuple(
