@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import textwrap
 
-from buffet.datasets import Splits
+import torch
 
-if TYPE_CHECKING:
-    from buffet.train import TrainSettings, TrainSummary
+from buffet.datasets import HUB, Splits
+from buffet.loading.config import ModelConfig
+from buffet.train.results import TrainSummary
+from buffet.train.settings import TrainSettings
 
 CARD = """\
 # {name}
@@ -16,50 +18,88 @@ A sentence classifier trained by this repository's `buffet train`.
 
 | | |
 | --- | --- |
-| architecture | {layers} layers, width {width}, {heads} heads, FFN {inner}, {activation}, \
-LayerNorm `{layer_norm}` ({norm_position}-norm), `{pooling}` pooling, at most {max_tokens} tokens |
-| parameters | {parameters:,} (float32) |
-| vocabulary | {vocabulary} lower-case words, made from the training sentences |
-| data | `{data}`: {rows:,} training sentences, {dev:,} dev, {test:,} test |
-| dropped from training | sentences that are in dev or test: {leaked}; repeated rows: {duplicates} |
-| dev accuracy | {dev_accuracy:.2%} (epoch {best_epoch} of {epochs}, chosen on dev, so slightly flattering) |
-| test accuracy | {test_accuracy:.2%} (the chosen epoch; took no part in any choice) |
-| seed | {seed} |
-| sha256 of `model.safetensors` | `{sha256}` |
+{rows}
 
 Made by
 
     {command}
 
-where `DATA/{data}` holds `train.tsv`, `dev.tsv` and `test.tsv` (`sentence<TAB>label`). The same command gives
-the same weights on the same version of PyTorch; another version or processor may round differently.
+{repeat}
 
-The weights and this card are under the licence of the repository. The sentences are not part of it: they
-stay under the terms of their source.{note}
+{terms}
 """
 
-SST2_NOTE = """ For SST-2 these are the files of the GLUE benchmark (training phrases and
-dev) and the labelled test sentences of the Stanford Sentiment Treebank; the text has no explicit licence."""
 
-
-def model_card(settings: TrainSettings, data: Splits, summary: TrainSummary, vocabulary: int) -> str:
+def model_card(settings: TrainSettings, config: ModelConfig, data: Splits, summary: TrainSummary) -> str:
     """The README.md of a checkpoint."""
+    rows = {**_model(settings, config, summary), **_data(settings, data), **_outcome(settings, summary)}
     return CARD.format(
-        **settings.model_dump(exclude={"data", "vocabulary", "epochs"}),
         name=settings.out.name,
-        data=settings.data.name,
-        vocabulary=f"{vocabulary:,}",
-        parameters=summary.parameters,
-        rows=len(data.train),
-        dev=len(data.dev),
-        test=len(data.test),
-        leaked=data.leaked,
-        duplicates=data.duplicates,
-        dev_accuracy=summary.dev_accuracy,
-        test_accuracy=summary.test_accuracy,
-        best_epoch=summary.best_epoch,
-        epochs=len(summary.losses),
-        sha256=summary.sha256,
+        rows="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
         command=settings.command(),
-        note=SST2_NOTE if settings.data.name == "sst2" else "",
+        repeat=textwrap.fill(_repeat(settings), 110),
+        terms=textwrap.fill(_terms(settings, data), 110),
     )
+
+
+def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) -> dict[str, str]:
+    c = config
+    tokens = {"word": "lower-case words", "wordpiece": "lower-case WordPieces"}[settings.tokenizer]
+    vocabulary = f"{tokens}, made from the training sentences"
+    start = "random weights"
+    if settings.pretrained is not None:
+        vocabulary = "tokens, those of the pretrained encoder"
+        start = f"the pretrained encoder `{settings.pretrained.resolve().name}`, with a fresh head"
+    return {
+        "architecture": f"{c.num_hidden_layers} layers, width {c.hidden_size}, "
+        f"{c.num_attention_heads} heads, FFN {c.intermediate_size}, {c.hidden_act}, "
+        f"LayerNorm `{c.layer_norm}` ({c.norm_position}-norm), `{c.pooling}` pooling, "
+        f"at most {c.max_position_embeddings} tokens",
+        "parameters": f"{summary.parameters:,} (float32)",
+        "vocabulary": f"{c.vocab_size:,} {vocabulary}",
+        "started from": start,
+    }
+
+
+def _data(settings: TrainSettings, data: Splits) -> dict[str, str]:
+    title = f"`{settings.data_name}`" + (f" ({data.dataset.title})" if data.dataset else "")
+    test = f"{len(data.test):,} test" if data.test else "no labelled test part"
+    return {
+        "data": f"{title}: {len(data.train):,} training sentences, {len(data.dev):,} dev, {test}",
+        "dropped from training": f"sentences that are in dev or test: {data.leaked}; "
+        f"repeated rows: {data.duplicates}",
+        "sha256 of the data": f"`{data.sha256}`",
+    }
+
+
+def _outcome(settings: TrainSettings, summary: TrainSummary) -> dict[str, str]:
+    test = "not measured: the data has no labelled test part"
+    if summary.test_accuracy is not None:
+        test = f"{summary.test_accuracy:.2%} (the chosen epoch; took no part in any choice)"
+    return {
+        "dev accuracy": f"{summary.dev_accuracy:.2%} (epoch {summary.best_epoch} of {len(summary.losses)}, "
+        "chosen on dev, so slightly flattering)",
+        "test accuracy": test,
+        "time": f"{summary.seconds / 60:.1f} minutes, threads: {settings.threads}",
+        "seed": str(settings.seed),
+        "sha256 of `model.safetensors`": f"`{summary.sha256}`",
+    }
+
+
+def _repeat(settings: TrainSettings) -> str:
+    files = "`train.tsv`, `dev.tsv` and `test.tsv` (`sentence<TAB>label`)"
+    where = f"where `DATA/{settings.data_name}` holds {files}"
+    if settings.data.startswith(HUB):
+        where = "with the data of the Hugging Face hub"
+    return (
+        f"{where}. The same command gives the same weights on the same version of PyTorch"
+        f" ({torch.__version__}); another version or processor may round differently."
+    )
+
+
+def _terms(settings: TrainSettings, data: Splits) -> str:
+    weights = "The weights and this card are under the licence of the repository."
+    if settings.pretrained is not None:
+        weights = "The weights descend from the pretrained encoder and stay under its licence."
+    note = f" {data.dataset.note}" if data.dataset else ""
+    return f"{weights} The sentences stay under the terms of their source.{note}"

@@ -1,13 +1,28 @@
-"""Labelled sentences: `sentence<TAB>label` files, read with every check."""
+"""Labelled sentences and what is verified on them: readers with every check, the paper's tasks.
+
+Data is a directory with `train.tsv`, `dev.tsv` and `test.tsv` (`sentence<TAB>label`), or a dataset of the
+Hugging Face hub (``hf:NAME`` or ``hf:NAME:CONFIGURATION``, with the extra ``buffet[data]``).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from buffet.errors import BuffetError
+from buffet.loading import Model
 
 HEADER = "sentence\tlabel"
+HUB = "hf:"
+# How datasets of the hub call their parts and columns; the first name that is there counts.
+HUB_PARTS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
+HUB_SENTENCES = ("sentence", "text")
+HELD_OUT = 2_000  # training rows that become dev where a dataset of the hub has none
 
 
 @dataclass(frozen=True)
@@ -24,13 +39,87 @@ class Splits:
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]
-    test: tuple[Example, ...]
+    test: tuple[Example, ...]  # empty if its labels are kept secret
     duplicates: int  # rows of the training file that repeat an earlier row
     leaked: int  # rows of the training file whose sentence is in dev or test
 
     @property
     def classes(self) -> int:
         return 1 + max(example.label for part in (self.train, self.dev, self.test) for example in part)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of every sentence and label, in order."""
+        return _hash(self.train, self.dev, self.test)
+
+    @cached_property
+    def held_out(self) -> str:
+        """The hash of dev and test."""
+        return _hash(self.dev, self.test)
+
+    @cached_property
+    def dataset(self) -> Dataset | None:
+        """Which known dataset this is, told by its dev and test sentences and not by a name."""
+        return next((known for known in DATASETS.values() if known.held_out == self.held_out), None)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that results are reported on."""
+
+    title: str
+    note: str  # what has to be said wherever results are shown
+    rows: tuple[int, int]  # of dev and test
+    held_out: str  # their hash
+
+
+DATASETS: Mapping[str, Dataset] = {
+    "sst2": Dataset(
+        title="SST-2",
+        note="SST-2: the training phrases and dev sentences of the GLUE benchmark, and the labelled test "
+        "sentences of the Stanford Sentiment Treebank; the text has no explicit licence.",
+        rows=(872, 1_821),
+        held_out="bd3baa957ed2ca21ff5e262d33efe608570a928ef909687a128c50dbb3b44f19",
+    ),
+    "yelp": Dataset(
+        title="Yelp sentences",
+        note="This is the Yelp *sentence* set of Shen et al. (2017), de-duplicated and split again. It is "
+        "not the Yelp Polarity set of Zhang et al. (2015), which has whole reviews: accuracies are not "
+        "comparable with results on that set. The sentences are under Yelp's terms.",
+        rows=(2_000, 20_000),
+        held_out="86a603f47dec07f16e938f3650ee022bf6284ec7dc05ff98b723650e2632df3f",
+    ),
+}
+
+
+def read_sst2(directory: Path) -> Splits:
+    """SST-2 with its splits (67,349 / 872 / 1,821 rows before cleaning); anything else is refused."""
+    return _read_known("sst2", directory)
+
+
+def read_yelp(directory: Path) -> Splits:
+    """The Yelp sentence set with its splits (113,598 / 2,000 / 20,000 rows); anything else is refused."""
+    return _read_known("yelp", directory)
+
+
+def _read_known(name: str, directory: Path) -> Splits:
+    splits, expected = read_splits(directory), DATASETS[name]
+    if splits.dataset is not expected:
+        rows = " and ".join(f"{count:,}" for count in expected.rows)
+        raise BuffetError(
+            f"{directory}: dev.tsv and test.tsv are not those of {expected.title} ({rows} sentences): found"
+            f" {len(splits.dev):,} and {len(splits.test):,}; read_splits takes any data"
+        )
+    return splits
+
+
+def read_data(source: str | Path) -> Splits:
+    """The data in a directory, or of the Hugging Face hub when `source` starts with ``hf:``."""
+    text = str(source)
+    return read_hub(text.removeprefix(HUB)) if text.startswith(HUB) else read_splits(Path(source))
+
+
+# --- files -------------------------------------------------------------------------------------------------
 
 
 def read_tsv(path: Path) -> tuple[Example, ...]:
@@ -70,14 +159,145 @@ def read_splits(directory: Path) -> Splits:
     """
     if not directory.is_dir():
         raise BuffetError(f"{directory}: no such directory; expected train.tsv, dev.tsv and test.tsv in it")
-    raw, dev, test = (read_tsv(directory / f"{part}.tsv") for part in ("train", "dev", "test"))
+    train, dev, test = (read_tsv(directory / f"{part}.tsv") for part in ("train", "dev", "test"))
+    return _cleaned(train, dev, test, str(directory))
+
+
+def _cleaned(raw: Sequence[Example], dev: Sequence[Example], test: Sequence[Example], source: str) -> Splits:
     held_out = {_key(example) for example in (*dev, *test)}
     clean = [example for example in raw if _key(example) not in held_out]
     unique = tuple({(_key(example), example.label): example for example in reversed(clean)}.values())[::-1]
     if not unique:
-        raise BuffetError(f"{directory}: every sentence of train.tsv is also in dev.tsv or test.tsv")
-    return Splits(unique, dev, test, duplicates=len(clean) - len(unique), leaked=len(raw) - len(clean))
+        raise BuffetError(f"{source}: every sentence of train is also in dev or test")
+    leaked, duplicates = len(raw) - len(clean), len(clean) - len(unique)
+    return Splits(unique, tuple(dev), tuple(test), duplicates=duplicates, leaked=leaked)
 
 
 def _key(example: Example) -> str:
     return " ".join(example.sentence.lower().split())
+
+
+def _hash(*parts: Sequence[Example]) -> str:
+    lines = (
+        f"{example.sentence}\t{example.label}\n" for part in parts for example in (*part, Example("", -1))
+    )
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode())
+    return digest.hexdigest()
+
+
+# --- Hugging Face hub --------------------------------------------------------------------------------------
+
+
+def read_hub(name: str) -> Splits:
+    """The dataset ``NAME`` or ``NAME:CONFIGURATION`` of the hub, cleaned as `read_splits` does."""
+    try:
+        import datasets
+    except ImportError:
+        raise BuffetError(
+            f"{HUB}{name}: needs the package datasets (pip install 'buffet[data]'); or give a directory"
+        ) from None
+    repository, _, configuration = name.partition(":")
+    try:
+        parts = datasets.load_dataset(repository, configuration or None)
+    except Exception as error:  # the library raises whatever the network, the cache or the hub ran into
+        reason = " ".join(str(error).split())[:200]
+        raise BuffetError(
+            f"{HUB}{name}: cannot be loaded (no such dataset, or no connection?): {reason}"
+        ) from None
+    return hub_splits(parts, f"{HUB}{name}")
+
+
+def hub_splits(parts: Mapping[str, Iterable[Mapping[str, Any]]], source: str) -> Splits:
+    """The splits in the parts of a hub dataset: rows with a sentence (or text) and a label.
+
+    A part without a dev set gives up `HELD_OUT` random training rows (at most a tenth); a test set whose
+    labels are kept secret (−1) is left out.
+    """
+    found = {
+        ours: next((tuple(_hub_rows(parts[n], f"{source}, {n}")) for n in names if n in parts), ())
+        for ours, names in HUB_PARTS.items()
+    }
+    train, dev, test = found["train"], found["dev"], found["test"]
+    if any(example.label < 0 for example in (*train, *dev)) or len(train) < 2:
+        raise BuffetError(f"{source}: expected labelled parts called train and validation")
+    if any(example.label < 0 for example in test):
+        test = ()
+    if not dev:
+        chosen = set(random.Random(0).sample(range(len(train)), min(HELD_OUT, -(-len(train) // 10))))
+        dev = tuple(example for i, example in enumerate(train) if i in chosen)
+        train = tuple(example for i, example in enumerate(train) if i not in chosen)
+    return _cleaned(train, dev, test, source)
+
+
+def _hub_rows(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[Example]:
+    for row in rows:
+        column = next((name for name in HUB_SENTENCES if name in row), None)
+        if column is None or not isinstance(row.get("label"), int):
+            raise BuffetError(
+                f"{source}: has the columns {', '.join(row)}; expected {' or '.join(HUB_SENTENCES)},"
+                " and label, a whole number"
+            )
+        if sentence := " ".join(str(row[column]).split()):
+            yield Example(sentence, row["label"])
+
+
+# --- verification tasks ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """A word of a sentence to be verified: `word` is its row in ``model.embed(sentence)``."""
+
+    sentence: str
+    label: int
+    word: int
+    token: str
+
+
+def sample_tasks(
+    model: Model,
+    examples: Sequence[Example],
+    count: int = 140,
+    longest: int = 32,
+    seed: int = 0,
+) -> tuple[Task, ...]:
+    """The paper's verification tasks: one random word in each of `count` random sentences.
+
+    A sentence takes part if it has at most `longest` tokens (special ones included) and `model` gives it
+    its label; special tokens and words outside the vocabulary are never chosen. Order and words depend on
+    the seed and the sentence alone, so two models share the tasks of the sentences both get right.
+    """
+    order = list(examples)
+    random.Random(seed).shuffle(order)
+    tasks: list[Task] = []
+    for example in order:
+        if len(tasks) == count:
+            break
+        if (task := _task(model, example, longest, seed)) is not None:
+            tasks.append(task)
+    if len(tasks) < count:
+        raise BuffetError(
+            f"{len(tasks)} of {len(order)} sentences can be verified on {model.name} (right answer, at most"
+            f" {longest} tokens), {count} were asked for: lower count, raise longest or give more sentences"
+        )
+    return tuple(tasks)
+
+
+def _task(model: Model, example: Example, longest: int, seed: int) -> Task | None:
+    try:
+        encoding = model.encode(example.sentence)
+    except BuffetError:  # no known word, or too long for the model: nothing to verify
+        return None
+    eligible = [
+        row
+        for row, (special, unknown) in enumerate(zip(encoding.special, encoding.unknown, strict=True))
+        if not (special or unknown)
+    ]
+    if len(encoding.tokens) > longest or not eligible:
+        return None
+    if int(model.logits(model.embed(example.sentence)).argmax()) != example.label:
+        return None
+    word = random.Random(f"{seed} {example.sentence}").choice(eligible)
+    return Task(example.sentence, example.label, word, encoding.tokens[word])

@@ -19,7 +19,7 @@ from buffet.cli import main
 from buffet.cli.app import COMMANDS
 from buffet.cli.models import card_accuracy
 from buffet.cli.options import parse_memory
-from buffet.cli.train import HELP
+from buffet.cli.train import HELP, OPTION_NAMES
 from buffet.errors import BuffetError
 from buffet.loading.checkpoint import write_checkpoint
 from buffet.loading.config import ModelConfig
@@ -27,6 +27,7 @@ from buffet.loading.tokenizer import word_level
 from buffet.methods import METHODS
 from buffet.report import CertifyReport
 from buffet.train import TrainSettings
+from buffet.train.presets import ARCHITECTURES, DATA, NAMED, VARIANTS
 
 TEXT = "good film , bad plot"
 
@@ -398,8 +399,10 @@ def test_methods_lists_all(run: Run) -> None:
 def test_train_has_an_option_for_every_setting(run: Run) -> None:
     assert HELP.keys() == TrainSettings.model_fields.keys()
     text = run("train", "--help").out
-    for name in TrainSettings.model_fields:
-        assert f"--{name.replace('_', '-')}" in text
+    for name in TrainSettings.model_fields.keys() - {"preset"}:
+        assert OPTION_NAMES.get(name, f"--{name.replace('_', '-')}") in text
+    for table in (DATA, ARCHITECTURES, VARIANTS, NAMED):
+        assert all(f"{name}: " in text for name in table)
 
 
 def test_train_writes_a_model_that_certifies(run: Run, tmp_path: Path) -> None:

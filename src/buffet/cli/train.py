@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
 import buffet.train as training
 from buffet.cli.terminal import print_json, progress_bar
-from buffet.train import Progress, TrainSettings
+from buffet.train import Progress, TrainSettings, presets
 
 EXAMPLES = (
-    "buffet train --data path/to/sst2 --out my-model",
-    "buffet train --data path/to/sst2 --out small --layers 1 --width 64 --epochs 3",
+    "buffet train sst-small-3 --data path/to/sst2",
+    "buffet train yelp-3-standard-gelu --data path/to/yelp --out my-model --seed 1",
+    "buffet train --data path/to/sst2 --out tiny --layers 1 --width 64 --epochs 3",
+    "buffet train --from path/to/encoder --data path/to/sst2 --out fine-tuned",
     'buffet certify "a gripping , moving film" --model my-model',
 )
 
 HELP = {
-    "data": "Directory with train.tsv, dev.tsv and test.tsv (header: sentence, tab, label).",
-    "out": "Checkpoint directory to write.",
+    "preset": "What to train; any option below overrides a part of it.",
+    "data": "Directory with train.tsv, dev.tsv and test.tsv (header: sentence, tab, label), or hf:NAME for a "
+    "dataset of the Hugging Face hub (needs buffet[data]).",
+    "out": "Checkpoint directory to write; by default called like the preset.",
     "overwrite": "Replace a checkpoint that is already there.",
+    "restart": "Begin again instead of continuing an interrupted run.",
+    "save_minutes": "Most minutes of work an interruption may cost.",
+    "pretrained": "Start from a pretrained BERT encoder: a directory with config.json, model.safetensors and "
+    "tokenizer.json.",
     "seed": "Seed of everything random.",
     "threads": "Threads; the weights repeat exactly for the same number.",
     "layers": "Encoder layers.",
@@ -34,71 +43,108 @@ HELP = {
     "norm_position": "LayerNorm after (post) or before (pre) each block.",
     "pooling": "What the classifier reads: the first token, or the mean.",
     "max_tokens": "Longest sentence, special tokens included.",
-    "vocabulary": "Most words to keep, special tokens included.",
+    "tokenizer": "Whole words, or pieces of words.",
+    "vocabulary": "Most words or pieces to keep, special tokens included.",
     "min_count": "Rarer words become [UNK].",
     "epochs": "Most passes over the data.",
     "patience": "Epochs without a better dev accuracy before stopping.",
     "batch": "Sentences per step.",
     "rate": "Peak learning rate.",
     "warmup": "Share of the steps over which the rate rises.",
-    "weight_decay": "Weight decay.",
+    "weight_decay": "Weight decay; with about 2, bounds get much tighter.",
+    "gain": "Size of the first matrices, as a multiple of Glorot's.",
     "clip": "Largest norm of a gradient.",
     "embedding_scale": "Standard deviation of the first embeddings.",
     "embedding_dropout": "Share of embedding coordinates dropped in training.",
     "word_dropout": "Share of words replaced by [UNK] in training.",
+    "adversarial": "Size (L2) of moves of the most sensitive word against which to train.",
     "noise": "Standard deviation of noise on the embeddings in training.",
 }
+OPTION_NAMES = {"pretrained": "--from"}  # not what the field is called
+
+INTRODUCTION = """\
+Train a sentence classifier and write it as a checkpoint directory, all or nothing.
+
+The weights of the epoch with the best dev accuracy are kept; the test part is read once, at the end. An \
+interrupted run goes on when the same command is given again, and ends with the same weights.
+
+**Presets**: DATA-ARCHITECTURE, then any variants, as in `sst-small-3-gelu`; ReLU, LayerNorm without \
+variance and words as tokens unless said otherwise.
+"""
 
 
 def run(json: bool, **values: object) -> None:
-    """Train a sentence classifier and write it as a checkpoint directory, all or nothing.
-
-    The weights of the epoch with the best dev accuracy are kept; the test part is read once, at the end.
-    """
     settings = TrainSettings.of(**values)
     with progress_bar("training") as bar:
 
         def report(now: Progress) -> None:
             bar(now.step / now.steps)
             if now.dev_accuracy is not None:
-                where = f"epoch {now.epoch}/{now.epochs}"
-                typer.echo(f"{where}: loss {now.loss:.4f}, dev accuracy {now.dev_accuracy:.2%}", err=True)
+                typer.echo(
+                    f"epoch {now.epoch}/{now.epochs}: loss {now.loss:.4f},"
+                    f" dev accuracy {now.dev_accuracy:.2%}, {now.seconds:.0f} s",
+                    err=True,
+                )
 
         summary = training.train(settings, report)
     if json:
         print_json({**vars(summary), "out": str(summary.out)})
         return
+    test = "" if summary.test_accuracy is None else f" test accuracy {summary.test_accuracy:.2%},"
     typer.echo(
-        f"{summary.out}: dev accuracy {summary.dev_accuracy:.2%} (epoch {summary.best_epoch}),"
-        f" test accuracy {summary.test_accuracy:.2%}, {summary.parameters:,} parameters,"
-        f" {summary.seconds:.0f} s"
+        f"{summary.out}: dev accuracy {summary.dev_accuracy:.2%} (epoch {summary.best_epoch}),{test}"
+        f" {summary.parameters:,} parameters, {summary.seconds:.0f} s"
     )
 
 
+def _help() -> str:
+    """The introduction and the tables of presets, as Markdown."""
+    tables: Mapping[str, Mapping[str, presets.Part]] = {
+        "DATA": presets.DATA,
+        "ARCHITECTURE": presets.ARCHITECTURES,
+        "variants": presets.VARIANTS,
+        "or a name of its own": presets.NAMED,
+    }
+    sections = [
+        "\n".join([f"*{title}*", "", *(f"- `{name}`: {part.summary}" for name, part in table.items())])
+        for title, table in tables.items()
+    ]
+    return "\n\n".join([INTRODUCTION, *sections])
+
+
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` with one typer option per field of `TrainSettings`, and ``--json``."""
+    """`function` with one parameter per field of `TrainSettings`, and ``--json``."""
     flag = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
-    options = [_option("json", flag, False)]
+    parameters = [_parameter("json", flag, False)]
     for name, field in TrainSettings.model_fields.items():
         kind, metavar = _kind(field.annotation)
-        names = (f"--{name}",) if kind is bool else ()
-        annotation = Annotated[kind, typer.Option(*names, metavar=metavar, help=HELP.get(name))]  # type: ignore[valid-type]
-        options.append(
-            _option(name, annotation, inspect.Parameter.empty if field.is_required() else field.default)
-        )
-    function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    function.__annotations__ = {option.name: option.annotation for option in options}
+        if name == "preset":
+            info: Any = typer.Argument(metavar="PRESET", help=HELP[name], show_default=training.DEFAULT)
+        elif kind is bool:
+            info = typer.Option(f"--{name.replace('_', '-')}", help=HELP.get(name))
+        else:
+            names = (OPTION_NAMES[name],) if name in OPTION_NAMES else ()
+            info = typer.Option(*names, metavar=metavar, help=HELP.get(name))
+        # None means not given: the preset decides.
+        wanted = kind if kind is bool or name == "data" else kind | None
+        default = {bool: False}.get(kind, inspect.Parameter.empty if name == "data" else None)
+        parameters.append(_parameter(name, Annotated[wanted, info], default))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    function.__doc__ = _help()
     return function
 
 
-def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _kind(annotation: Any) -> tuple[type, str | None]:
+def _kind(annotation: Any) -> tuple[Any, str | None]:
     """The type typer parses and how it is shown; the choices of a Literal are checked by the settings."""
     if get_origin(annotation) is Literal:
         return str, "|".join(get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = get_args(annotation)[0]
     return annotation if annotation in (int, float, bool, Path) else str, None
 
 

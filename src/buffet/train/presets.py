@@ -1,0 +1,112 @@
+"""Presets: what the name in ``buffet train NAME`` sets. A name is DATA-ARCHITECTURE, then any VARIANTS.
+
+``sst-small-3-gelu`` is the recipe for SST-2, the architecture ``small-3``, with GELU. The tables below are
+all there is: every name, the help and the error messages are derived from them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from buffet.errors import BuffetError
+
+DEFAULT = "sst2-small"
+FINETUNE = "finetune"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a preset: what it is, and the fields of `TrainSettings` it sets."""
+
+    summary: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+# Usual strengths of initial matrices and weight decay; the defaults of `TrainSettings` are the others.
+USUAL = {"gain": 1.0, "weight_decay": 0.1}
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _paper(layers: int) -> Part:
+    size = {"layers": layers, "width": 512, "inner": 512, "heads": 8, "rate": 2e-4}
+    return Part(f"{_layers(layers)}, width 512, FFN 512, 8 heads", size)
+
+
+def _small(layers: int) -> Part:
+    size = {"layers": layers, "width": 128, "inner": 128, "heads": 4, "rate": 5e-4}
+    return Part(f"{_layers(layers)}, width 128, FFN 128, 4 heads", size)
+
+
+DATA: Mapping[str, Part] = {
+    "sst": Part("SST-2", {"max_tokens": 64, "epochs": 5}),
+    "yelp": Part("Yelp sentences (Shen et al. 2017)", {"max_tokens": 32, "epochs": 4}),
+}
+
+ARCHITECTURES: Mapping[str, Part] = {
+    **{str(layers): _paper(layers) for layers in (1, 2, 3, 6)},
+    "tinybert": Part(
+        "TinyBERT's architecture: 4 layers, width 312, FFN 1200, 12 heads, WordPiece",
+        {"layers": 4, "width": 312, "inner": 1200, "heads": 12, "rate": 3e-4, "tokenizer": "wordpiece"},
+    ),
+    **{f"small-{layers}": _small(layers) for layers in (1, 3, 6, 12)},
+}
+
+VARIANTS: Mapping[str, Part] = {
+    "standard": Part("LayerNorm with variance", {"layer_norm": "standard"}),
+    "gelu": Part("GELU instead of ReLU", {"activation": "gelu"}),
+    "certifiable": Part(
+        "small weights, for tighter bounds and larger certified radii",
+        {"gain": 0.3, "weight_decay": 2.0},
+    ),
+}
+
+# Whole presets, named apart from the grammar above.
+NAMED: Mapping[str, Part] = {
+    DEFAULT: Part("the embedded model: 3 layers, width 96, certifiable, for SST-2"),
+    FINETUNE: Part(
+        "what --from goes with: a low rate, mean pooling, little dropout",
+        {
+            "pooling": "mean",
+            "rate": 5e-5,
+            "epochs": 3,
+            "batch": 32,
+            "warmup": 0.1,
+            "weight_decay": 0.01,
+            "embedding_dropout": 0.1,
+            "word_dropout": 0.05,
+            "max_tokens": 128,
+        },
+    ),
+}
+
+
+def preset_names() -> tuple[str, ...]:
+    """Every preset, without the variants that may be appended."""
+    return (*NAMED, *(f"{data}-{architecture}" for data in DATA for architecture in ARCHITECTURES))
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """The settings a preset makes; what it leaves out stays at the default of `TrainSettings`."""
+    if name in NAMED:
+        return dict(NAMED[name].values)
+    base, variants = name, list[Part]()
+    while (cut := base.rpartition("-"))[2] in VARIANTS:
+        base = cut[0]
+        variants.insert(0, VARIANTS[cut[2]])
+    data, _, architecture = base.partition("-")
+    if data not in DATA or architecture not in ARCHITECTURES:
+        raise BuffetError(_unknown(name, base))
+    parts = (DATA[data], ARCHITECTURES[architecture], *variants)
+    return {key: value for values in (USUAL, *(p.values for p in parts)) for key, value in values.items()}
+
+
+def _unknown(name: str, base: str) -> str:
+    close = difflib.get_close_matches(base, preset_names(), n=3)
+    meant = f"did you mean {' or '.join(close)}?" if close else f"choose one of: {', '.join(preset_names())}"
+    return f"unknown preset {name!r}; {meant} (variants go at the end: {', '.join(VARIANTS)})"

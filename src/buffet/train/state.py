@@ -1,0 +1,99 @@
+"""What an interrupted run leaves behind: one safetensors file beside the output, numbers and no code.
+
+A run that takes it up again ends with the very weights of a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from buffet.errors import BuffetError
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run has come."""
+
+    epoch: int = 1  # the running one, from 1
+    batch: int = 0  # batches of this epoch that are done
+    step: int = 0  # optimiser steps that are done
+    total: float = 0.0  # sum of this epoch's losses so far
+    losses: tuple[float, ...] = ()  # of the epochs that are done, as are the next
+    accuracies: tuple[float, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def best_epoch(self) -> int:
+        """The first epoch with the best dev accuracy; 0 before the end of the first."""
+        return self.accuracies.index(max(self.accuracies)) + 1 if self.accuracies else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A run in the middle: where it is, and every number it goes on from."""
+
+    at: Position
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where the snapshots of one run are kept; `identity` says which run it is."""
+
+    path: Path
+    identity: Mapping[str, Any]
+
+    @classmethod
+    def beside(cls, out: Path, identity: Mapping[str, Any]) -> Store:
+        """The store of the run that writes `out`."""
+        return cls(out.with_name(f"{out.name}.resume.safetensors"), identity)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Replace the last snapshot by this one; a crash at any moment leaves one of the two, complete."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        metadata = {"at": json.dumps(asdict(snapshot.at)), "identity": json.dumps(dict(self.identity))}
+        save_file(dict(snapshot.tensors), str(partial), metadata)
+        os.replace(partial, self.path)
+
+    def load(self) -> Snapshot | None:
+        """The last snapshot, None if there is none; that of another run is refused."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(str(self.path), framework="pt") as file:
+                metadata = file.metadata()
+                raw, identity = json.loads(metadata["at"]), json.loads(metadata["identity"])
+                self._check(identity)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            at = Position(**{**raw, "losses": tuple(raw["losses"]), "accuracies": tuple(raw["accuracies"])})
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise BuffetError(
+                f"{self.path}: cannot be continued ({reason}): add --restart to begin again"
+            ) from None
+        return Snapshot(at, tensors)
+
+    def discard(self) -> None:
+        """Forget the run."""
+        self.path.unlink(missing_ok=True)
+
+    def _check(self, other: Mapping[str, Any]) -> None:
+        different = sorted(
+            k for k in self.identity.keys() | other.keys() if self.identity.get(k) != other.get(k)
+        )
+        if different:
+            changes = ", ".join(f"{k} {other.get(k)!r}, now {self.identity.get(k)!r}" for k in different[:3])
+            raise BuffetError(
+                f"{self.path}: an unfinished run of other settings ({changes}):"
+                " repeat its command, choose another --out, or add --restart"
+            )
