@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import textwrap
 
 import torch
 
 from buffet.datasets import HUB, Splits
+from buffet.loading.checkpoint import WEIGHTS
 from buffet.loading.config import ModelConfig
 from buffet.train.results import TrainSummary
 from buffet.train.settings import TrainSettings
@@ -49,7 +51,11 @@ def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) 
     start = "random weights"
     if settings.pretrained is not None:
         vocabulary = "tokens, those of the pretrained encoder"
-        start = f"the pretrained encoder `{settings.pretrained.resolve().name}`, with a fresh head"
+        weights = settings.pretrained / WEIGHTS
+        start = (
+            f"the pretrained encoder `{settings.pretrained.resolve().name}` (sha256 of its weights"
+            f" `{hashlib.sha256(weights.read_bytes()).hexdigest()}`), with a fresh head"
+        )
     return {
         "architecture": f"{c.num_hidden_layers} layers, width {c.hidden_size}, "
         f"{c.num_attention_heads} heads, FFN {c.intermediate_size}, {c.hidden_act}, "

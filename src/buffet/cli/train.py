@@ -12,7 +12,8 @@ import typer
 
 import buffet.train as training
 from buffet.cli.terminal import print_json, progress_bar
-from buffet.train import Progress, TrainSettings, presets
+from buffet.train import Progress, TrainSettings, TrainSummary, presets
+from buffet.train.state import resume_file
 
 EXAMPLES = (
     "buffet train sst-small-3 --data path/to/sst2",
@@ -75,6 +76,26 @@ variance and words as tokens unless said otherwise.
 
 def run(json: bool, **values: object) -> None:
     settings = TrainSettings.of(**values)
+    resume = resume_file(settings.out)
+    if resume.exists() and not settings.restart:
+        typer.echo(f"continuing {resume}", err=True)
+    try:
+        summary = _train(settings)
+    except KeyboardInterrupt:
+        if resume.exists():
+            typer.echo(f"the same command goes on from {resume}", err=True)
+        raise
+    if json:
+        print_json({**vars(summary), "out": str(summary.out)})
+        return
+    test = "" if summary.test_accuracy is None else f" test accuracy {summary.test_accuracy:.2%},"
+    typer.echo(
+        f"{summary.out}: dev accuracy {summary.dev_accuracy:.2%} (epoch {summary.best_epoch}),{test}"
+        f" {summary.parameters:,} parameters, {summary.seconds:.0f} s"
+    )
+
+
+def _train(settings: TrainSettings) -> TrainSummary:
     with progress_bar("training") as bar:
 
         def report(now: Progress) -> None:
@@ -86,15 +107,7 @@ def run(json: bool, **values: object) -> None:
                     err=True,
                 )
 
-        summary = training.train(settings, report)
-    if json:
-        print_json({**vars(summary), "out": str(summary.out)})
-        return
-    test = "" if summary.test_accuracy is None else f" test accuracy {summary.test_accuracy:.2%},"
-    typer.echo(
-        f"{summary.out}: dev accuracy {summary.dev_accuracy:.2%} (epoch {summary.best_epoch}),{test}"
-        f" {summary.parameters:,} parameters, {summary.seconds:.0f} s"
-    )
+        return training.train(settings, report)
 
 
 def _help() -> str:

@@ -28,6 +28,10 @@ ARCHITECTURE = frozenset(
 )
 
 
+def _text(path: object) -> object:
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+
 class TrainSettings(BaseModel):
     """A preset and what differs from it. The defaults are the recipe of the embedded model.
 
@@ -37,9 +41,7 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     preset: str = DEFAULT  # a name of `presets`; FINETUNE unless given when there is a pretrained encoder
-    data: Annotated[
-        str, BeforeValidator(os.fspath)
-    ]  # directory with train.tsv, dev.tsv, test.tsv; or hf:NAME
+    data: Annotated[str, BeforeValidator(_text)]  # directory with train, dev and test.tsv, or hf:NAME
     out: Path  # checkpoint directory to write; unless given, named after the preset
     overwrite: bool = False  # replace a checkpoint that is already there
     restart: bool = False  # begin again where an interrupted run of this output would be continued

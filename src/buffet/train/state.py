@@ -19,6 +19,11 @@ from torch import Tensor
 from buffet.errors import BuffetError
 
 
+def resume_file(out: Path) -> Path:
+    """Where the run that writes `out` keeps its last snapshot."""
+    return out.with_name(f"{out.name}.resume.safetensors")
+
+
 @dataclass(frozen=True)
 class Position:
     """How far a run has come."""
@@ -55,7 +60,7 @@ class Store:
     @classmethod
     def beside(cls, out: Path, identity: Mapping[str, Any]) -> Store:
         """The store of the run that writes `out`."""
-        return cls(out.with_name(f"{out.name}.resume.safetensors"), identity)
+        return cls(resume_file(out), identity)
 
     def save(self, snapshot: Snapshot) -> None:
         """Replace the last snapshot by this one; a crash at any moment leaves one of the two, complete."""
