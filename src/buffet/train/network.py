@@ -50,13 +50,11 @@ class Network:
         if settings.embedding_dropout:
             keep = 1 - settings.embedding_dropout
             x = x * (torch.rand(x.shape, generator=generator) < keep) / keep
-        if settings.noise:
-            x = x + settings.noise * torch.randn(x.shape, generator=generator)
         if settings.adversarial:
-            x = x + self._worst_move(x.detach(), batch, settings.adversarial)
+            x = x + self.worst_move(x.detach(), batch, settings.adversarial)
         return torch.nn.functional.cross_entropy(self.program.evaluate(x, batch.mask), batch.labels)
 
-    def _worst_move(
+    def worst_move(
         self, x: Float[Tensor, "sentences tokens width"], batch: Batch, size: float
     ) -> Float[Tensor, "sentences tokens width"]:
         """In every sentence, the most sensitive row moved by `size` (L2) in the direction of the gradient."""

@@ -75,8 +75,7 @@ class TrainSettings(BaseModel):
     embedding_scale: Positive = 0.1  # standard deviation at the start; without variance the scale stays
     embedding_dropout: Fraction = 0.4  # the embeddings hold most parameters, so they overfit first
     word_dropout: Fraction = 0.2  # words replaced by [UNK]: trains that row and spreads the evidence
-    adversarial: NonNegative = 0.0  # how far (L2) the most sensitive word of every sentence is moved
-    noise: NonNegative = 0.0  # standard deviation of Gaussian noise on every embedding coordinate
+    adversarial: NonNegative = 0.0  # L2 size of a move of the most sensitive word, along the gradient
 
     @model_validator(mode="before")
     @classmethod
