@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SENTENCE ?= A gripping, beautifully acted film, and a moving one.
+SENTENCE ?= A gripping and moving film.
 
 .PHONY: install demo test lint format bench soundness clean
 

@@ -69,8 +69,11 @@ class Query(_Frozen):
     softmax: str
     optimise: str
     steps: int | None
+    rate: float | None
+    start: str | None
     window: int | None
     search: str | None
+    budget: float | None  # seconds
     label: int  # the class that is defended
     attack: bool
     seed: int
@@ -306,12 +309,12 @@ def check_writable(path: Path) -> None:
         raise BuffetError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write the whole file or nothing: a temporary file beside it is renamed at the end."""
     partial = _partial(path)
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         # A link is followed, so that it stays a link.
         os.replace(partial, path.resolve())
     except OSError as error:

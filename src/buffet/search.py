@@ -25,6 +25,7 @@ from buffet.verify import (
     Classifier,
     Engine,
     bound_margins,
+    checked_budget,
     clean_answer,
     proven,
     without_padding,
@@ -37,6 +38,10 @@ CLOSE = 0.5
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 FIRST_GUESS = 0.4
 """The first ε tried, as a share of the attacked radius."""
+CAUTION = 0.95
+"""The other words start a little below what the first one suggests."""
+BETTER = 1.25
+"""The first ε tried by a method that follows a quick one, as a share of what that has proven."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ def radius(
     softmax: str | None = None,
     optimise: str | None = None,
     steps: int | None = None,
+    rate: float | None = None,
+    start: str | None = None,
     window: int | None = None,
     search: str = "secant",
     tolerance: float = 1e-3,
@@ -100,7 +107,7 @@ def radius(
     Args:
         region: an `LpBall`; its own size, if any, is ignored.
         mask: False for the padding rows of the sentence.
-        propagation, product, softmax, optimise, steps, window: replace these parts of the method.
+        propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
         search: ``secant`` (safeguarded, relative `tolerance`) or ``bisection`` (doubling from 0.01 and ten
             halvings, as in the BuFFeT paper).
         attack: also look for the upper end of the bracket.
@@ -125,39 +132,46 @@ def radius(
         softmax=softmax,
         optimise=optimise,
         steps=steps,
+        rate=rate,
+        start=start,
         window=window,
     )
     label, clean = clean_answer(model, region, label)
-    if budget is not None and not 0 < budget < math.inf:
-        raise BuffetError(f"budget {budget} must be a number of seconds > 0")
     report = progress or (lambda share: None)
-    start = time.perf_counter()
-    deadline = start + budget if budget else None
+    begin = time.perf_counter()
+    deadline = begin + checked_budget(budget) if budget is not None else None
     if attacked is not None:
         broken = torch.as_tensor(attacked, dtype=torch.float64).expand(region.tasks)
     elif attack or clean < 0:
         broken = attacked_radius(model.program64, region, label, AttackSettings(seed=seed))
     else:
         broken = torch.full((region.tasks,), math.inf, dtype=torch.float64)
-    attack_seconds = time.perf_counter() - start
+    attack_seconds = time.perf_counter() - begin
     report(0.1)
 
-    start = time.perf_counter()
+    begin = time.perf_counter()
     # Certified radii are some fraction of attacked ones; a short attack will do for a first guess.
     known = bool(broken.isfinite().all())
     scale = broken if known else attacked_radius(model.program64, region, label, GUESS_ATTACK)
     query = _Query(model, region, label, engine or Engine(), deadline)
 
-    def begin(guess: float, shape: Shape | None) -> Strategy:
+    def search_from(guess: float, shape: Shape | None) -> Strategy:
         return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else hopeless()
 
-    driver = _Driver(begin, region.tasks, deadline, report)
+    driver = _Driver(search_from, region.tasks, deadline, report)
+    quick, *rivals = chosen.challengers() or (None,)
+    scales, guess = scale.tolist(), FIRST_GUESS
+    if quick:
+        # A quick rival has an answer should time run out, and a better first guess.
+        driver.search(_Prover(query, quick), scales, guess)
+        if driver.brackets[0].certified > 0:
+            scales, guess = [b.certified for b in driver.brackets], BETTER
     if chosen.optimise == "all":
-        driver.search(_Prover(query, chosen.plain()), scale.tolist())
+        driver.search(_Prover(query, chosen.plain()), scales, guess)
         driver.improve(_Prover(query, chosen))
     else:
-        driver.search(_Prover(query, chosen), scale.tolist())
-    for rival in chosen.challengers() if clean > 0 else ():
+        driver.search(_Prover(query, chosen), scales, guess)
+    for rival in rivals if clean > 0 else ():
         driver.challenge(_Prover(query, rival), 1 + 2 * tolerance, clean)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
@@ -166,7 +180,7 @@ def radius(
         )
     )
     report(1.0)
-    return Radius(label, clean, tasks, driver.calls, time.perf_counter() - start, attack_seconds)
+    return Radius(label, clean, tasks, driver.calls, time.perf_counter() - begin, attack_seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,15 +235,16 @@ class _Driver:
         self.counts = [0] * tasks
         self.calls = self.done = 0
 
-    def search(self, prove: _Prover, scales: Sequence[float]) -> None:
-        """One task goes ahead; the others start from the share of their scale, and the shape of the margin
-        function, that it has found."""
+    def search(self, prove: _Prover, scales: Sequence[float], share: float) -> None:
+        """One task goes ahead, from a share of its scale; the others start from the share of theirs, and the
+        shape of the margin function, that it has found."""
         first, *others = range(len(scales))
-        self.run(prove, {first: FIRST_GUESS * scales[first]}, None)
-        found, share, shape = self.brackets[first], FIRST_GUESS, None
+        self.run(prove, {first: share * scales[first]}, None)
+        found, shape = self.brackets[first], None
         if found.certified > 0 and math.isfinite(scales[first]) and found.curve:
             share, shape = found.certified / scales[first], found.curve.shape(found.certified)
-        self.run(prove, {task: share * scales[task] for task in others}, shape)
+        # Proven margins tell more than failed ones, and cost less where failing means learning again.
+        self.run(prove, {task: CAUTION * share * scales[task] for task in others}, shape)
 
     def improve(self, prove: _Prover) -> None:
         """Learn at what is proven, and search on from where that leads; again one task goes ahead."""

@@ -6,8 +6,9 @@ concrete point of the region was re-evaluated on the model and has another answe
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -25,6 +26,10 @@ from buffet.program import Program
 from buffet.regions import LpBall, Region
 
 Verdict = Literal["certified", "falsified", "unknown"]
+Trace = Callable[[list[int], int, Tensor], None]
+"""Is told tasks, the step of the optimiser, and their smallest margins before it."""
+QUICK_RIVALS = 2
+"""How many of a method's rivals are asked before it."""
 QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
 """What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
 
@@ -89,8 +94,12 @@ def verify(
     softmax: str | None = None,
     optimise: str | None = None,
     steps: int | None = None,
+    rate: float | None = None,
+    start: str | None = None,
     window: int | None = None,
     falsify: bool | AttackSettings = True,
+    budget: float | None = None,
+    trace: Trace | None = None,
     seed: int = 0,
     engine: Engine | None = None,
 ) -> Verification:
@@ -103,7 +112,10 @@ def verify(
         method: a name in `buffet.METHODS`, or a `Method`.
         label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
-        propagation, product, softmax, optimise, steps, window: replace these parts of the method.
+        propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
+        budget: seconds after which the best bound found by then is returned.
+        trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
+            all its steps whether or not the tasks are proven.
         falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
 
     Example:
@@ -123,12 +135,15 @@ def verify(
         softmax=softmax,
         optimise=optimise,
         steps=steps,
+        rate=rate,
+        start=start,
         window=window,
     )
     label, clean_margin = clean_answer(model, region, label)
-    start = time.perf_counter()
-    margins = bound_margins(model, region, chosen, label, engine or Engine())
-    seconds = time.perf_counter() - start
+    begin = time.perf_counter()
+    control = Control(deadline=begin + checked_budget(budget) if budget is not None else None)
+    margins = best_margins(model, region, chosen, label, engine or Engine(), control, trace)
+    seconds = time.perf_counter() - begin
     certified = proven(margins) & (clean_margin > 0)
     verdicts: list[Verdict] = ["certified" if c else "unknown" for c in certified.tolist()]
     points: list[Tensor | None] = [None] * region.tasks
@@ -147,6 +162,51 @@ def proven(margins: Float[Tensor, "tasks others"]) -> Tensor:
     return ((margins > 0) & margins.isfinite()).all(-1)
 
 
+def checked_budget(budget: float) -> float:
+    """A number of seconds."""
+    if not 0 < budget < math.inf:
+        raise BuffetError(f"budget {budget} must be a number of seconds > 0")
+    return budget
+
+
+def best_margins(
+    model: Classifier,
+    region: Region,
+    method: Method,
+    label: int,
+    engine: Engine,
+    control: Control,
+    trace: Trace | None = None,
+) -> Float[Tensor, "tasks others"]:
+    """The margins of a method, for every task those of its best rival if they are larger.
+
+    Quick rivals come first, so that there is an answer when time runs out; rivals that learn are asked only
+    about tasks that are not proven yet.
+    """
+    rivals = method.challengers()
+    quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
+    best: Tensor | None = None
+    for candidate in (*quick, method, *slow):
+        if best is not None and control.expired:
+            break
+        tasks = torch.arange(region.tasks)
+        if best is not None and candidate is not method and candidate.optimise != "none":
+            tasks = (~proven(best)).nonzero()[:, 0]
+        if not len(tasks):
+            continue
+        tell = trace if candidate is method else None
+        found = bound_margins(
+            model, region.select(tasks), candidate, label, engine, control=control, trace=tell
+        )
+        if best is None:
+            best = found
+        else:
+            ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (best[tasks], found))
+            best[tasks] = torch.where((theirs > ours)[:, None], found, best[tasks])
+    assert best is not None
+    return best
+
+
 def bound_margins(
     model: Classifier,
     region: Region,
@@ -155,6 +215,7 @@ def bound_margins(
     engine: Engine,
     scene: Scene | None = None,
     control: Control | None = None,
+    trace: Trace | None = None,
 ) -> Float[Tensor, "tasks others"]:
     """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
 
@@ -172,12 +233,18 @@ def bound_margins(
     if method.describe().keeps == "none":
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
         step = min(step, max(1, engine.chunk // (64 * size * tokens**2 * widest)))
-    parts = [
-        method.bound(
-            scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, control=control
+    if method.optimise == "tuned":
+        step = 1  # every task learns as much as it needs
+
+    def bound(part: Tensor) -> Tensor:
+        told = control or Control()
+        if trace:
+            told = replace(told, trace=lambda step, margins: trace(part.tolist(), step, margins))
+        return method.bound(
+            scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, control=told
         )
-        for part in torch.arange(region.tasks).split(step)
-    ]
+
+    parts = [bound(part) for part in torch.arange(region.tasks).split(step)]
     margins = _plausible(torch.cat(parts), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
     if engine.dtype == torch.float32 and bool(lost.any()):

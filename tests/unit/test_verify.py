@@ -51,7 +51,7 @@ def answer(network: RandomModel, x: Tensor) -> int:
 def with_margins(monkeypatch: pytest.MonkeyPatch, margins: list[list[float]]) -> Verification:
     """`verify` of as many tasks as there are rows, with these bounds instead of the method's."""
     module = sys.modules["buffet.verify"]  # the package's attribute of that name is the function
-    monkeypatch.setattr(module, "bound_margins", lambda *args: torch.tensor(margins, dtype=torch.float64))
+    monkeypatch.setattr(module, "bound_margins", lambda *_, **__: torch.tensor(margins, dtype=torch.float64))
     region = LpBall(sentence(), [[1]] * len(margins), 2, 1e-6)
     return verify(model(len(margins[0]) + 1), region)
 

@@ -253,7 +253,7 @@ class Tuning:
     rows: int = 48  # sampled, over all tokens
     steps: int = 12  # most of what can be gained is gained by then
     again: int = 3  # steps from shares learned at another ε
-    near: float = 0.05  # no steps at all within this relative distance
+    near: float = 0.1  # no steps at all within this relative distance
     rate: float = 0.15  # of Adam
     control: Control = Control()
 

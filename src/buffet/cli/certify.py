@@ -14,14 +14,14 @@ import typer
 
 from buffet.attack import AttackSettings
 from buffet.bounds.choices import PRODUCTS
-from buffet.bounds.optimise import MODES
+from buffet.bounds.optimise import MODES, STARTS
 from buffet.bounds.propagation import PROPAGATIONS
 from buffet.bounds.softmax import SOFTMAXES
 from buffet.cli.options import parse_eps, parse_label, parse_memory, parse_norm, parse_words, within
 from buffet.cli.terminal import print_json, print_report, progress_bar
 from buffet.errors import BuffetError
 from buffet.loading import DEFAULT, Encoding, Model, load
-from buffet.methods import Method, method_named
+from buffet.methods import METHODS, Method, method_named
 from buffet.regions import LpBall
 from buffet.report import (
     CertifyReport,
@@ -35,14 +35,18 @@ from buffet.report import (
     together,
     write_atomically,
 )
-from buffet.search import STRATEGIES, radius
-from buffet.verify import Engine, clean_answer, verify
+from buffet.search import radius
+from buffet.strategies import STRATEGIES
+from buffet.tracing import MarginTrace
+from buffet.verify import Engine, bound_margins, checked_budget, clean_answer, verify
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film"',
     'buffet certify "a gripping , moving film" --method backward --html report.html',
     'buffet certify "a gripping , moving film" --words 2,4 --norm inf --eps 0.01',
     'buffet certify "a gripping , moving film" --words 2+4 --label positive --json',
+    'buffet certify "a gripping , moving film" --method baseline   # quick',
+    "buffet certify TEXT --eps 0.5 --method o-buffet --steps 1000 --trace margins.svg",
     "buffet certify TEXT --model path/to/checkpoint --threads 2 --memory 4GB",
 )
 
@@ -60,8 +64,10 @@ class Request:
     norm: float
     eps: float | None
     method: str
-    parts: Mapping[str, str | int | None]  # replaced parts of the method
+    parts: Mapping[str, str | int | float | None]  # replaced parts of the method
     search: str
+    budget: float | None
+    trace: Path | None
     label: str | None
     attack: bool
     seed: int
@@ -81,6 +87,7 @@ class Request:
             "--method": self.method,
             **{f"--{name}": value for name, value in self.parts.items()},
             "--search": None if self.search == "secant" or self.eps is not None else self.search,
+            "--budget": self.budget,
             "--label": self.label,
             "--seed": self.seed or None,
         }
@@ -123,7 +130,7 @@ def certify(
     ] = None,
     method: Annotated[
         str, typer.Option(metavar="NAME", help="How bounds are computed (see **buffet methods**).")
-    ] = "baseline",
+    ] = "buffet",
     propagation: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Replace the method's propagation: {', '.join(PROPAGATIONS)}."),
@@ -138,6 +145,10 @@ def certify(
         str | None, typer.Option(metavar="NAME", help=f"Replace what is learned: {', '.join(MODES)}.")
     ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Steps of the optimiser.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="R", help="Its learning rate (Adam).")] = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"The α it starts from: {', '.join(STARTS)}.")
+    ] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -151,6 +162,18 @@ def certify(
             help="secant (few evaluations) or bisection (the paper's: doubling, ten halvings).",
         ),
     ] = "secant",
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Return the best that is proven after this time (about)."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --eps and a method that learns: write the margin at every step, as a picture"
+            " (.svg, .png, .pdf) against 0 and the baseline, or else as CSV. It takes all steps then.",
+        ),
+    ] = None,
     label: Annotated[
         str | None,
         typer.Option(
@@ -191,9 +214,13 @@ def certify(
             "softmax": softmax,
             "optimise": optimise,
             "steps": steps,
+            "rate": rate,
+            "start": start,
             "window": window,
         },
         search=search,
+        budget=budget if budget is None else checked_budget(budget),
+        trace=trace,
         label=label,
         attack=not no_attack,
         seed=within("--seed", seed, 0, 2**63 - 1),
@@ -202,8 +229,11 @@ def certify(
     request.chosen  # noqa: B018 (an unknown part is an error before any work)
     if search not in STRATEGIES:
         raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(STRATEGIES)}")
-    if html is not None:
-        check_writable(html)
+    if trace is not None and (eps is None or request.chosen.optimise == "none"):
+        raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
+    for path in (html, trace):
+        if path is not None:
+            check_writable(path)
     torch.set_num_threads(within("--threads", threads, 1, 4096))
     with progress_bar("certifying") as progress:
         report = run(request, progress)
@@ -288,8 +318,11 @@ def _query(request: Request, label: int) -> Query:
         softmax=method.softmax,
         optimise=method.optimise,
         steps=None if method.optimise == "none" else method.steps,
+        rate=None if method.optimise == "none" else method.rate,
+        start=None if method.optimise == "none" else method.start,
         window=method.window,
         search=request.search if request.eps is None else None,
+        budget=request.budget,
         label=label,
         attack=request.attack,
         seed=request.seed,
@@ -317,6 +350,7 @@ def _radii(
         label=label,
         search=request.search,
         attack=request.attack,
+        budget=request.budget,
         seed=request.seed,
         engine=Engine(memory=request.memory),
         progress=progress,
@@ -347,6 +381,12 @@ def _verdicts(
 ) -> _Part:
     """The verdict of every task at the given ε."""
     assert request.eps is not None
+    engine = Engine(memory=request.memory)
+    told = None
+    if request.trace:
+        plain = bound_margins(model, region.with_eps(request.eps), METHODS["baseline"], label, engine)
+        names = ["+".join(f"{i} {encoding.tokens[i]}" for i in words) for words in region.moved.tolist()]
+        told = MarginTrace(names, plain.amin(-1).tolist())
     found = verify(
         model,
         region,
@@ -354,9 +394,13 @@ def _verdicts(
         request.chosen,
         label=label,
         falsify=AttackSettings(seed=request.seed) if request.attack else False,
+        budget=request.budget,
+        trace=told,
         seed=request.seed,
-        engine=Engine(memory=request.memory),
+        engine=engine,
     )
+    if request.trace and told:
+        write_atomically(request.trace, told.render(request.trace))
     progress(1.0)
     others = [name for i, name in enumerate(model.labels) if i != label]
     tasks = []
