@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	@mkdir -p out
-	@$(BIN)/buffet certify "$(SENTENCE)" --html out/demo.html
+	@$(BIN)/buffet certify "$(SENTENCE)" --budget 40 --html out/demo.html
 	@echo "Open out/demo.html in a browser."
 
 # One thread per worker: the tensors of the tests are small, and workers must not fight over the cores.

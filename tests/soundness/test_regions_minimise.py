@@ -158,3 +158,17 @@ def test_contains_counts_changed_words() -> None:
         .expand(-1, -1, -1, 2)
     )
     assert region.contains(deltas)[:, 0].tolist() == [True, True, False, False]
+
+
+@given(problems)
+@settings(max_examples=100, deadline=None)
+def test_sums_of_pairs_are_minimised_like_any_form(problem: Problem) -> None:
+    region, form, generator = problem.build()
+    flat = form.flatten(1)[:, None, None]
+    a = flat * torch.randn(1, 2, 3, 1, generator=generator, dtype=torch.float64)
+    b = flat * torch.randn(1, 2, 4, 1, generator=generator, dtype=torch.float64)
+    sums = region.minimise_sums(a, b)
+    for i, j in ((0, 0), (2, 3)):
+        single = (a[:, :, i] + b[:, :, j]).movedim(-1, 1).unflatten(1, form.shape[1:])
+        size = 1e-6 * (region.minimise(form).abs()[:, None] + sums.abs().amax()) + 1e-100
+        assert ((sums[:, :, i, j] - region.minimise(single)).abs() <= size).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,15 @@ from buffet.bounds.choices import Relaxer, initial_shares
 from buffet.bounds.optimise import Adam, Control, Learning, Memory, learn
 from buffet.bounds.products import rule
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
+from buffet.errors import BuffetError
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
 from buffet.program import Bilinear, Scores
 from buffet.random_models import RandomModel, random_model
 from buffet.regions import LpBall
 from buffet.search import radius
-from buffet.verify import Engine, bound_margins
+from buffet.tracing import MarginTrace
+from buffet.verify import Engine, bound_margins, verify
 
 DOUBLE = Engine(dtype=torch.float64)
 
@@ -162,3 +165,46 @@ def test_memory_recalls_tasks_in_any_batch():
     other = ball(0, 0.1).with_eps(0.2)
     assert memory.shares_of(other, 7, within=0.5) is None
     assert memory.shares_of(other, 7) is not None
+
+
+def test_a_budget_is_kept_and_what_it_proves_is_proven():
+    """Out of time, the flagship still answers with what its quick rivals have proven."""
+    model, region = encoder(0), ball(0, 0.05)
+    start = time.perf_counter()
+    found = radius(model, region, "buffet", attack=False, budget=5.0)
+    assert time.perf_counter() - start < 15
+    quick = radius(model, region, "lse", attack=False)
+    for ours, theirs in zip(found.tasks, quick.tasks, strict=True):
+        assert ours.certified >= theirs.certified * 0.99 > 0
+    sizes = [task.certified for task in found.tasks]
+    assert verify(model, region, sizes, "buffet").verdict == "certified"
+    hurried = verify(model, region, sizes, "buffet", budget=1e-9)
+    assert hurried.verdict in ("certified", "unknown")
+    with pytest.raises(BuffetError, match="budget"):
+        verify(model, region, budget=0.0)
+
+
+def test_a_trace_takes_every_step_though_the_task_is_proven(tmp_path):
+    model, region = encoder(0), ball(0, 0.01)
+    trace = MarginTrace(["one", "two"], [0.5, 0.25])
+    assert verify(model, region, method="o-buffet", steps=3, trace=trace).verdict == "certified"
+    assert [len(curve) for curve in trace.curves] == [3, 3]
+    lines = trace.render(tmp_path / "trace.csv").decode().splitlines()
+    assert lines[0] == "task,step,margin,baseline"
+    assert len(lines) == 7
+    assert lines[1].startswith("one,0,")
+    assert b"<svg" in trace.render(tmp_path / "trace.svg")
+
+
+def test_following_the_root_gains_radius():
+    """Learned at the edge of what can be proven, α certify more than any fixed one here."""
+    model, region = encoder(1), ball(1, 0.1)
+    plain = radius(model, region, "baseline", attack=False)
+    learned = radius(model, region, "o-buffet", attack=False)
+    for ours, theirs in zip(learned.tasks, plain.tasks, strict=True):
+        assert ours.certified >= theirs.certified
+    assert learned.certified > 1.02 * plain.certified
+    sizes = [task.certified for task in learned.tasks]
+    points = region.with_eps(sizes).sample(500, torch.Generator().manual_seed(0))
+    answers = model.program64.evaluate(region.points(points)).argmax(-1)
+    assert (answers == learned.label).all()

@@ -250,7 +250,7 @@ class Tuning:
     All rows of the group use the same shares, so a random sample of them stands for all.
     """
 
-    rows: int = 48  # sampled, over all tokens
+    rows: int = 24  # sampled, over all tokens
     steps: int = 12  # most of what can be gained is gained by then
     again: int = 3  # steps from shares learned at another ε
     near: float = 0.1  # no steps at all within this relative distance
