@@ -40,7 +40,7 @@ FIRST_GUESS = 0.4
 """The first ε tried, as a share of the attacked radius."""
 CAUTION = 0.95
 """The other words start a little below what the first one suggests."""
-BETTER = 1.25
+BETTER = 1.2
 """The first ε tried by a method that follows a quick one, as a share of what that has proven."""
 
 
@@ -160,14 +160,14 @@ def radius(
 
     driver = _Driver(search_from, region.tasks, deadline, report)
     quick, *rivals = chosen.challengers() or (None,)
+    # Quick methods have an answer should time run out, and good guesses for what follows.
+    before = ([quick] if quick else []) + ([chosen.plain()] if chosen.optimise in ("all", "tuned") else [])
     scales, guess = scale.tolist(), FIRST_GUESS
-    if quick:
-        # A quick rival has an answer should time run out, and a better first guess.
-        driver.search(_Prover(query, quick), scales, guess)
-        if driver.brackets[0].certified > 0:
-            scales, guess = [b.certified for b in driver.brackets], BETTER
+    for method_before in before:
+        driver.search(_Prover(query, method_before), scales, guess)
+        if all(bracket.certified > 0 for bracket in driver.brackets):
+            scales, guess = [bracket.certified for bracket in driver.brackets], BETTER
     if chosen.optimise == "all":
-        driver.search(_Prover(query, chosen.plain()), scales, guess)
         driver.improve(_Prover(query, chosen))
     else:
         driver.search(_Prover(query, chosen), scales, guess)

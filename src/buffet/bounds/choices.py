@@ -46,7 +46,7 @@ class Relaxer:
             lower, upper = (shares["lower"], shares["upper"]) if shares else self.alphas(bounds, node)
             return planes(node.op, clean, *boxes, alpha_lower=lower, alpha_upper=upper, dtype=bounds.dtype)
         if isinstance(node.op, Softmax):
-            return softmax_piece(node.op, clean[0], boxes[0], dtype=bounds.dtype, **shares)
+            return softmax_piece(node.op, clean[0], *boxes, dtype=bounds.dtype, **shares)  # type: ignore[arg-type]
         assert isinstance(node.op, Apply)
         where = node.op.function, clean[0], boxes[0].lower, boxes[0].upper
 
@@ -108,7 +108,7 @@ def initial_shares(
         elif isinstance(node.op, Softmax):
             keys = clean[0].unflatten(-1, (node.op.heads, -1)).shape
             middle = torch.full((tasks, *keys, keys[-1]), 0.5, dtype=torch.float64)
-            mixture = better_bound(node.op, clean[0], bounds.boxes[node.inputs[0]])
+            mixture = better_bound(node.op, clean[0], *(bounds.boxes[i] for i in node.inputs))
             shares[index] = {"point": middle, "mixture": mixture, "shift": middle[..., 0, 0].clone()}
         elif isinstance(node.op, Apply):
             box = bounds.boxes[node.inputs[0]]

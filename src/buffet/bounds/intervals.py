@@ -147,15 +147,46 @@ def _normalise(op: Normalise, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
 
 
 @interval.register
-def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box) -> Box:
-    """``p_j = σ(s_j − log Σ_{j'≠j} e^{s_j'})``: increasing in the own score, decreasing in the others."""
+def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box, direct: Box | None = None) -> Box:
+    """``p_j = 1 / Σ_k e^{s_k − s_j}``: decreasing in every difference, each of them extreme at once.
+
+    Without bounds of the differences: increasing in the own score, decreasing in the others, ``p_j =
+    σ(s_j − log Σ_{k≠j} e^{s_k})``.
+    """
     s = clean[0].unflatten(-1, (op.heads, -1))
     # Shifted by the largest clean score, so that log Σ is not lost next to it.
     s = s - s.amax(-1, keepdim=True)
     low, high = (s + v.unflatten(-1, (op.heads, -1)) for v in (x.lower, x.upper))
     p_lower = torch.sigmoid(low - _others(high, torch.logcumsumexp, -math.inf, torch.logaddexp))
     p_upper = torch.sigmoid(high - _others(low, torch.logcumsumexp, -math.inf, torch.logaddexp))
+    if direct is not None:
+        smallest, largest = difference_range(s, low, high, direct)
+        p_lower = torch.maximum(p_lower, (-largest.logsumexp(-1)).exp())
+        p_upper = torch.minimum(p_upper, (-smallest.logsumexp(-1)).exp())
     return Box(*(v.flatten(2) for v in _outward(p_lower, p_upper, s.softmax(-1))))
+
+
+def difference_range(s: Tensor, low: Tensor, high: Tensor, direct: Box | None) -> tuple[Tensor, Tensor]:
+    """The range of ``s_k − s_j`` as [..., j, k]; exactly 0 on the diagonal.
+
+    From the ends of the scores, and from bounds of the deviations of the differences with j < k if there are
+    some: a NaN there is a NaN here.
+    """
+    keys = low.shape[-1]
+    eye = torch.eye(keys, dtype=torch.bool, device=low.device)
+    smallest = low.unsqueeze(-2) - high.unsqueeze(-1)
+    largest = high.unsqueeze(-2) - low.unsqueeze(-1)
+    if direct is not None:
+        first, second = torch.triu_indices(keys, keys, 1, device=low.device)
+        apart = s[..., second] - s[..., first]
+        slack = 4 * EPS * apart.abs()
+        ends = (v.unflatten(-1, (low.shape[-2], -1)) for v in (direct.lower, direct.upper))
+        less, more = apart + next(ends) - slack, apart + next(ends) + slack
+        between, reverse = torch.full_like(smallest, -math.inf), torch.full_like(largest, math.inf)
+        between[..., first, second], reverse[..., first, second] = less, more
+        between[..., second, first], reverse[..., second, first] = -more, -less
+        smallest, largest = torch.maximum(smallest, between), torch.minimum(largest, reverse)
+    return smallest.masked_fill(eye, 0.0), largest.masked_fill(eye, 0.0)
 
 
 def _outward(lower: Tensor, upper: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ class Memory:
         self._latest: dict[int, dict[int, Shares]] = {}
 
     def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
-        """Remember the shares of every task for the bounds of node `root`, and the ε they were learned at."""
+        """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
         for task, (words, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
             self._known[words, root] = size, one
@@ -266,11 +266,11 @@ class Tuning:
         count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[:count]
-        memory = self.control.memory
-        known = memory.shares_of(bounds.region, root) if memory else None
+        memory, target = self.control.memory, nodes[0]
+        known = memory.shares_of(bounds.region, target) if memory else None
         steps = self.steps
         if memory and known:
-            moved = memory.moved(bounds, root)
+            moved = memory.moved(bounds, target)
             near = moved < self.near
             shares, steps = known, 0 if near else self.steps // 2 if math.isinf(moved) else self.again
         adam = Adam(shares, self.rate)
@@ -287,7 +287,7 @@ class Tuning:
             adam.descend(loss)
         learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
         if memory and steps:
-            memory.keep(bounds.region, root, learned)
+            memory.keep(bounds.region, target, learned)
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         return tuned.boxes_of(nodes, tuned.locals)
 

@@ -1,21 +1,25 @@
 """Softmax: taken apart into operations the rest knows, or bounded as a whole.
 
 `decompose` replaces every softmax by ``exp``, a sum, ``1/·`` and a product (Shi et al. 2020); `softmax_piece`
-bounds the attention weights directly (Wei et al. 2023).
+bounds the attention weights directly (Wei et al. 2023), the tighter the more is known of the differences of
+their scores (`with_differences`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.intervals import EPS, Box
+from buffet.bounds.intervals import EPS, Box, difference_range
 from buffet.bounds.linear import SoftmaxPiece
 from buffet.program import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 
-SOFTMAXES = ("decomposed", "lse")
-"""Softmax taken apart (as published with CROWN-BaF), or bounded as a whole."""
+SOFTMAXES = ("decomposed", "lse", "differences")
+"""Softmax taken apart (as published with CROWN-BaF); bounded as a whole; or that with the differences between
+the scores of a query bounded directly, not only by subtracting their boxes."""
 
 
 def decompose(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Program, list[Tensor]]:
@@ -24,34 +28,72 @@ def decompose(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Progr
     The scores are shifted by their maximum at `x`, a constant of every query and head: softmax does not
     change and neither do its relaxations, but ``exp`` stays in range.
     """
-    nodes: list[Node] = []
-    values: list[Tensor] = []
+
+    def replacement(write: _Writer, op: Softmax, scores: int) -> int:
+        heads = op.heads
+        value = write.values[scores].unflatten(-1, (heads, -1))
+        peak = value.amax(-1, keepdim=True).expand_as(value).flatten(-2)
+        sums = torch.eye(heads, dtype=x.dtype, device=x.device).repeat_interleave(value.shape[-1], 1)
+        e = write(Apply("exp"), write(Offset(-peak), scores))
+        total = write(Affine(sums, sums.new_zeros(heads)), e)
+        return write(Normalise(heads=heads), e, write(Apply("reciprocal"), total))
+
+    return _rewrite(program, x, replacement)
+
+
+def with_differences(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Program, list[Tensor]]:
+    """The same function where every softmax also reads the differences between the scores of a query.
+
+    It does not need them, but their bounds are tighter than what the boxes of the scores say of them.
+    """
+
+    def replacement(write: _Writer, op: Softmax, scores: int) -> int:
+        keys = write.values[scores].shape[-1] // op.heads
+        first, second = torch.triu_indices(keys, keys, 1, device=x.device)
+        eye = torch.eye(keys, dtype=x.dtype, device=x.device)
+        each = torch.eye(op.heads, dtype=x.dtype, device=x.device)
+        matrix = torch.kron(each, eye[second] - eye[first])
+        return write(op, scores, write(Affine(matrix, matrix.new_zeros(len(matrix))), scores))
+
+    return _rewrite(program, x, replacement)
+
+
+class _Writer:
+    """Writes a program node by node together with its values at one input."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.nodes: list[Node] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, op: Op, *inputs: int) -> int:
+        self.nodes.append(Node(op, inputs))
+        self.values.append(
+            self.x if isinstance(op, Input) else op.evaluate(*(self.values[i] for i in inputs))
+        )
+        return len(self.nodes) - 1
+
+
+def _rewrite(
+    program: Program, x: Tensor, replacement: Callable[[_Writer, Softmax, int], int]
+) -> tuple[Program, list[Tensor]]:
+    """The program with every softmax replaced, and its values at `x`."""
+    write = _Writer(x)
     moved: list[int] = []  # old index → new index
-
-    def add(op: Op, *inputs: int) -> int:
-        nodes.append(Node(op, inputs))
-        values.append(x if isinstance(op, Input) else op.evaluate(*(values[i] for i in inputs)))
-        return len(nodes) - 1
-
     for node in program.nodes:
         inputs = tuple(moved[i] for i in node.inputs)
         if isinstance(node.op, Softmax):
-            heads = node.op.heads
-            scores = values[inputs[0]].unflatten(-1, (heads, -1))
-            peak = scores.amax(-1, keepdim=True).expand_as(scores).flatten(-2)
-            sums = torch.eye(heads, dtype=x.dtype, device=x.device).repeat_interleave(scores.shape[-1], 1)
-            e = add(Apply("exp"), add(Offset(-peak), *inputs))
-            total = add(Affine(sums, sums.new_zeros(heads)), e)
-            moved.append(add(Normalise(heads=heads), e, add(Apply("reciprocal"), total)))
+            moved.append(replacement(write, node.op, inputs[0]))
         else:
-            moved.append(add(node.op, *inputs))
-    return Program(tuple(nodes)), values
+            moved.append(write(node.op, *inputs))
+    return Program(tuple(write.nodes)), write.values
 
 
 def softmax_piece(
     op: Softmax,
     clean: Float[Tensor, "tokens features"],
     scores: Box,
+    direct: Box | None = None,
     *,
     point: Float[Tensor, "#tasks #tokens #heads #keys #keys"] | float = 0.5,
     mixture: Float[Tensor, "#tasks #tokens #heads #keys"] | None = None,
@@ -71,6 +113,7 @@ def softmax_piece(
     and so is any convex mixture of the lower ones.
 
     Args:
+        direct: bounds of the differences of the scores (`with_differences`), if there are any.
         point: where the tangents touch, as a share of the box (0: lower end, 1: upper end), per output j.
         mixture: weight of L_ER against L_LSE, 0 to 1; by default the one that is larger at the tangent point.
         shift: what is taken off the coefficients of the weights, as `SoftmaxPiece` says.
@@ -78,7 +121,7 @@ def softmax_piece(
     s, low, high = _scores(op, clean, scores)
     touch = low.unsqueeze(-2) + point * (high - low).unsqueeze(-2)
     touch = touch.expand(*low.shape, low.shape[-1])  # tasks, queries, heads, outputs, keys
-    differences = _difference_range(low, high)
+    differences = difference_range(s, low, high, direct)
     upper, upper_constant = _above(differences, touch)
     lower, lower_constant = _below(low, high, differences, touch, mixture)
 
@@ -103,14 +146,6 @@ def softmax_piece(
     )
 
 
-def _difference_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The range of ``x_k − x_j`` as [..., j, k]; exactly 0 on the diagonal."""
-    eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
-    smallest = low.unsqueeze(-2) - high.unsqueeze(-1)
-    largest = high.unsqueeze(-2) - low.unsqueeze(-1)
-    return smallest.masked_fill(eye, 0.0), largest.masked_fill(eye, 0.0)
-
-
 def _above(differences: tuple[Tensor, Tensor], touch: Tensor) -> tuple[Tensor, Tensor]:
     """Slopes and constant (in absolute scores) of the tangent of U_LSE at `touch`."""
     # p_j = 1 / Σ_k e^{x_k − x_j}; logarithms are never taken of a number that may have underflowed.
@@ -129,12 +164,12 @@ def _above(differences: tuple[Tensor, Tensor], touch: Tensor) -> tuple[Tensor, T
 
 
 def better_bound(
-    op: Softmax, clean: Float[Tensor, "tokens features"], scores: Box
+    op: Softmax, clean: Float[Tensor, "tokens features"], scores: Box, direct: Box | None = None
 ) -> Float[Tensor, "tasks tokens heads keys"]:
     """The mixture that takes the larger one of L_ER (1) and L_LSE (0) in the middle of the box."""
-    low, high = _scores(op, clean, scores)[1:]
+    s, low, high = _scores(op, clean, scores)
     middle = (0.5 * (low + high)).unsqueeze(-2).expand(*low.shape, low.shape[-1])
-    (er, _), (lse, _) = _lower_bounds(low, high, _difference_range(low, high), middle)
+    (er, _), (lse, _) = _lower_bounds(low, high, difference_range(s, low, high, direct), middle)
     return (er >= lse).to(er.dtype)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from buffet.bounds.intervals import Box
 from buffet.bounds.linear import Form, Piece, Rows, exact_piece
-from buffet.program import Affine, Input, Mix, Node, Pool, Program, Scores
+from buffet.program import Affine, Input, Mix, Node, Pool, Program, Scores, Softmax
 from buffet.regions import Region
 
 ROUNDING = 16
@@ -189,7 +189,8 @@ class Bounds:
                 coefs = part if coefs is None else coefs.add_(part)
             else:
                 parts, bias = self.pieces[index].pull(rows)
-                for source, pulled in zip(self.nodes[index].inputs, parts, strict=True):
+                # A piece need not use all its inputs: softmax only looks at the differences of its scores.
+                for source, pulled in zip(self.nodes[index].inputs, parts, strict=False):
                     pending[source] = pending[source] + pulled if source in pending else pulled
             if bias is not None:
                 constant = bias if constant is None else constant + bias
@@ -318,7 +319,7 @@ def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
             mixes = isinstance(node.op, Scores | Mix) or (
                 isinstance(node.op, Pool) and node.op.kind == "mean"
             )
-            for source in node.inputs:
+            for source in node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs:
                 pending[source] = pending.get(source, False) or dense or mixes
     return widest
 
