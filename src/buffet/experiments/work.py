@@ -51,6 +51,7 @@ class GroundJob:
                 self.question.reference,
                 label=self.setting.label,
                 attack=False,
+                attacked=attacked,
                 engine=Engine(memory=self.memory),
             )
             reference = tuple(task.certified for task in certified.tasks)
