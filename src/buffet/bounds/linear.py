@@ -132,6 +132,10 @@ class Form:
 
 def _compose(form: Tensor, rows: Rows) -> Tensor:
     form = form.to(rows.coefs.dtype)
+    if rows.diagonal and rows.coefs.shape[:2] == (1, 1):
+        # The same rows at every token: one matrix product instead of one per token.
+        read = rows.read(form).mT
+        return (read.flatten(0, 2) @ rows.coefs[0, 0]).unflatten(0, read.shape[:3]).transpose(1, 2)
     if rows.diagonal:
         return (rows.read(form).mT @ rows.per_group()).transpose(1, 2)
     return (form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)).unflatten(-1, (rows.groups, -1))
