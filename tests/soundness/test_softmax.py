@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffet.bounds.intervals import Box
+from buffet.bounds.intervals import Box, interval
 from buffet.bounds.linear import Form, Rows
 from buffet.bounds.softmax import softmax_piece
 from buffet.program import Softmax
@@ -57,6 +57,46 @@ def test_lines_hold_everywhere_in_the_box(seed, keys, scale, width, point, mixed
     upper = (piece.upper_slope.double() @ move).flatten(-3) + piece.upper.double()
     assert (lower <= p + 1e-14).all()
     assert (p <= upper + 1e-14).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    keys=st.integers(2, 6),
+    scale=st.sampled_from([0.0, 1.0, 30.0]),
+    width=st.sampled_from([1e-12, 1e-3, 0.3, 2.0, 10.0, 40.0]),
+    common=st.sampled_from([0.0, 1.0, 20.0]),
+    mixed=st.booleans(),
+)
+def test_lines_and_intervals_hold_with_direct_bounds_of_the_differences(
+    seed, keys, scale, width, common, mixed
+):
+    """Scores that move together have differences far narrower than their boxes say."""
+    g = torch.Generator().manual_seed(seed)
+    clean = scale * torch.randn(QUERIES, HEADS, keys, generator=g, dtype=torch.float64)
+    own = torch.randn(60, TASKS, QUERIES, HEADS, keys, generator=g, dtype=torch.float64)
+    shared = torch.randn(60, TASKS, QUERIES, HEADS, 1, generator=g, dtype=torch.float64)
+    a = width * (own + common * shared)
+    a = torch.cat([a, 0.5 * (a + a.flip(0)), torch.zeros_like(a[:1])])
+    first, second = torch.triu_indices(keys, keys, 1)
+    apart = a[..., second] - a[..., first]
+    box, direct = (Box(v.amin(0).flatten(2), v.amax(0).flatten(2)) for v in (a, apart))
+    mixture = torch.rand(TASKS, QUERIES, HEADS, keys, generator=g, dtype=torch.float64) if mixed else None
+    point = torch.rand(TASKS, QUERIES, HEADS, keys, keys, generator=g, dtype=torch.float64)
+    piece = softmax_piece(Softmax(HEADS), clean.flatten(1), box, direct, point=point, mixture=mixture)
+    p = (clean + a).softmax(-1) - clean.softmax(-1)
+    move = a.unsqueeze(-1)
+    lower = (piece.lower_slope @ move).squeeze(-1) + piece.lower.unflatten(-1, (HEADS, keys))
+    upper = (piece.upper_slope @ move).squeeze(-1) + piece.upper.unflatten(-1, (HEADS, keys))
+    # Scores so far apart that exp overflows have no bound, which is NaN.
+    assert not (lower > p + 1e-13).any()
+    assert not (p > upper + 1e-13).any()
+    if width * common < 100:
+        assert lower.isfinite().all()
+        assert upper.isfinite().all()
+    enclosure = interval(Softmax(HEADS), (clean.flatten(1),), box, direct)
+    assert (enclosure.lower <= p.flatten(3) + 1e-15).all()
+    assert (p.flatten(3) <= enclosure.upper + 1e-15).all()
 
 
 def test_without_width_the_bounds_are_the_value():

@@ -210,14 +210,17 @@ def _lower_bounds(
     lse = (own - peak).exp() / total
     lse_slope = lse.unsqueeze(-1) * (eye.to(lse.dtype) - chord / total.unsqueeze(-1))
 
-    # L_ER on the differences x_k − x_j.
-    value, chord = _chord_at(*differences, touch - own.unsqueeze(-1))
+    # L_ER on the differences x_k − x_j, touched inside their ranges: a chord may be negative outside.
+    apart = touch - own.unsqueeze(-1)
+    inside = torch.minimum(torch.maximum(apart, differences[0]), differences[1])
+    value, chord = _chord_at(*differences, inside)
     # Where a chord overflows, the bound falls back to 0, which every weight exceeds.
     lost = ~((value + chord).isfinite().all(-1, keepdim=True))
     value, chord = value.masked_fill(lost, torch.inf), chord.masked_fill(lost, 0.0)
     er = 1 / value.masked_fill(eye, 1.0).sum(-1)
     outward = (-(er * er).unsqueeze(-1) * chord).masked_fill(eye, 0.0)
-    return (er, outward - torch.diag_embed(outward.sum(-1))), (lse, lse_slope)
+    at_touch = er + (outward * (apart - inside)).sum(-1)
+    return (at_touch, outward - torch.diag_embed(outward.sum(-1))), (lse, lse_slope)
 
 
 def _chord_at(low: Tensor, high: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
