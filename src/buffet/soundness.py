@@ -162,6 +162,7 @@ def campaign(
         named |= {
             "baf+backward": method_named("baseline", propagation="baf+backward"),
             "backward, window 1": method_named("backward", window=1),
+            "backward, differences": method_named("backward", softmax="differences"),
             "backward, float64": method_named("backward"),
         }
     tallies = {name: Tally(name) for name in named}
