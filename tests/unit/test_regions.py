@@ -78,8 +78,6 @@ def test_norm_and_size() -> None:
     assert ball.eps is None
     assert ball.with_eps(2).eps.tolist() == [2.0, 2.0]
     assert ball.with_eps(torch.tensor([1.0, 3.0])).eps.dtype == torch.float64
-    assert ball.scalable
-    assert not Box(X, X, X).scalable
     with pytest.raises(FrozenInstanceError):
         ball.p = 2.0
 

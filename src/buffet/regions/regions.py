@@ -54,11 +54,6 @@ class Region(ABC):
         """The number of features of a row."""
         return self.center.shape[1]
 
-    @property
-    def scalable(self) -> bool:
-        """Whether the region has a size ε, so that a radius can be searched for."""
-        return False
-
     @abstractmethod
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
         """``min_δ Σ_d form_d·δ_d`` for every task and row, in the precision of `form`; differentiable."""
@@ -167,10 +162,6 @@ class LpBall(Region):
     def q(self) -> float:
         """The exponent of the dual norm."""
         return 1.0 if math.isinf(self.p) else math.inf if self.p == 1 else self.p / (self.p - 1)
-
-    @property
-    def scalable(self) -> bool:
-        return True
 
     def with_eps(self, eps: float | int | Sequence[float] | Tensor) -> LpBall:
         """The same ball with another size, one for all tasks or one per task."""
