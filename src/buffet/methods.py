@@ -119,13 +119,16 @@ class Method:
         settled = ((found > 0).all(-1) & (control.memory is None)) | found.isnan().any(-1)
         if plain or control.expired or (bool(settled.all()) and not control.trace):
             return found
-        with torch.no_grad():
-            learning = Learning(self.steps, self.rate, self.start, self.optimise, control.trace is None)
-            if self.optimise == "all":
-                shares = learn(bounds, end_to_end, learning, products_only=True, control=control)
-                better = end_to_end(Relaxer(learned=shares), deadline=None)
-            else:
-                better = _final(bounds, learning, control)
+        learning = Learning(self.steps, self.rate, self.start, self.optimise, control.trace is None)
+        try:
+            with torch.no_grad():
+                if self.optimise == "all":
+                    shares = learn(bounds, end_to_end, learning, products_only=True, control=control)
+                    better = end_to_end(Relaxer(learned=shares), deadline=None)
+                else:
+                    better = _final(bounds, learning, control)
+        except OutOfTime:
+            return found
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
 
     def follow(

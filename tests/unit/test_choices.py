@@ -184,6 +184,22 @@ def test_a_budget_is_kept_and_what_it_proves_is_proven():
         verify(model, region, budget=0.0)
 
 
+def test_time_may_run_out_while_learning_starts():
+    """The rule needs linear forms, and these take time: what was proven before counts."""
+    model, region = encoder(0), ball(0, 0.6)
+    for name in ("o-buffet", "lse+o-buffet"):
+        plain = smallest(model, region, name, optimise="none")
+        for budget in (1e-6, 0.05, 0.2, 0.4):
+            found = verify(model, region, method=name, start="best", budget=budget, falsify=False)
+            assert (found.margins.amin(-1).isnan() | (found.margins.amin(-1) >= plain - 1e-3)).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_single_token_has_no_differences(name):
+    model, region = encoder(0, pooling="mean"), LpBall(ball(0, 0.1).center[:1], [[0]], 2, 1e-4)
+    assert verify(model, region, method=name, steps=3).verdict == "certified"
+
+
 def test_a_trace_takes_every_step_though_the_task_is_proven(tmp_path):
     model, region = encoder(0), ball(0, 0.01)
     trace = MarginTrace(["one", "two"], [0.5, 0.25])

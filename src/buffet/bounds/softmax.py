@@ -49,6 +49,8 @@ def with_differences(program: Program, x: Float[Tensor, "tokens width"]) -> tupl
 
     def replacement(write: _Writer, op: Softmax, scores: int) -> int:
         keys = write.values[scores].shape[-1] // op.heads
+        if keys == 1:
+            return write(op, scores)
         first, second = torch.triu_indices(keys, keys, 1, device=x.device)
         eye = torch.eye(keys, dtype=x.dtype, device=x.device)
         each = torch.eye(op.heads, dtype=x.dtype, device=x.device)
