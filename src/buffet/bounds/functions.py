@@ -57,12 +57,14 @@ class Function:
         points = (*self.minima(slope), *self.maxima(slope))
         return tuple(torch.where(x.isfinite(), x, math.nan) for x in points)
 
-    def rounding(self, x: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """A bound on |computed − exact| value at `x`, underflow included."""
-        if self.relative == 0:
+    def rounding(
+        self, x: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"], also: float = 0.0
+    ) -> Float[Tensor, "*shape"]:
+        """A bound on |computed − exact| value at `x`, underflow included; `also` so many roundings more."""
+        if self.relative + also == 0:
             return torch.zeros_like(value)
         info = torch.finfo(value.dtype)
-        bound = (self.relative * info.eps) * value.abs() + info.tiny
+        bound = ((self.relative + also) * info.eps) * value.abs() + info.tiny
         return bound + (self.condition * info.eps) * x.abs() if self.condition else bound
 
     def admit(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -77,11 +79,16 @@ class Function:
         As f falls and then rises, its minimum is at the point nearest to `valley`, its maximum at an end.
         """
         lower = self.admit(lower)
-        bottom = lower.clamp(min=self.valley) if self.valley > -math.inf else lower
-        bottom = torch.minimum(bottom, upper) if self.valley > -math.inf else bottom
-        low, left, right = self.value(bottom), self.value(lower), self.value(upper)
-        top = torch.maximum(left + self.rounding(lower, left), right + self.rounding(upper, right))
-        return (low - self.rounding(bottom, low)).clamp(min=self.least), top.clamp(max=self.greatest)
+        left, right = self.value(lower), self.value(upper)
+        left_error, right_error = self.rounding(lower, left), self.rounding(upper, right)
+        top = torch.maximum(left + left_error, right + right_error)
+        if math.isinf(self.valley):
+            bottom = torch.minimum(left - left_error, right - right_error)
+        else:
+            deepest = torch.minimum(lower.clamp(min=self.valley), upper)
+            low = self.value(deepest)
+            bottom = low - self.rounding(deepest, low)
+        return bottom.clamp(min=self.least), top.clamp(max=self.greatest)
 
 
 def _bisect(f: Map, low: float, high: float) -> float:

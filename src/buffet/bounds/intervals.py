@@ -45,9 +45,10 @@ class Box:
         """The intersection; a NaN on either side stays a NaN."""
         return Box(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
 
-    def widest(self, clean: Float[Tensor, "tokens features"]) -> Float[Tensor, "tasks"]:
-        """The largest width relative to the clean values, or NaN."""
-        return ((self.upper - self.lower) / (1 + clean.abs())).amax((1, 2))
+    def widest(self, clean: Float[Tensor, "tokens features"] | None = None) -> Float[Tensor, "tasks"]:
+        """The largest width, possibly relative to one more than the clean values, or NaN."""
+        width = self.upper - self.lower
+        return (width if clean is None else width / (1 + clean.abs())).amax((1, 2))
 
 
 @singledispatch
@@ -129,8 +130,8 @@ def box_terms(op: Bilinear, clean: Tensor, box: Box, axes: str) -> tuple[Tensor,
 
 def sum_terms(op: Bilinear, value: Tensor) -> Tensor:
     """``scale · Σ`` over the term axes the output does not have, as ``[tasks, tokens, features]``."""
-    pattern = f"t{op.terms}->t{op.out}"
-    return op.scale * torch.einsum(pattern, value).flatten(2)
+    summed = [op.terms.index(c) + 1 for c in op.terms if c not in op.out]  # the others keep their order
+    return op.scale * (value.sum(summed) if summed else value).flatten(2)
 
 
 @interval.register

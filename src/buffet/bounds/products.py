@@ -58,7 +58,7 @@ def planes(
     upper = -_constant(op, alpha_upper, (x_low, y_high), (x_high, y_low))
 
     def cast(value: Tensor) -> Tensor:
-        return (op.scale * value).to(dtype)
+        return (value if op.scale == 1 else op.scale * value).to(dtype)
 
     return PlanesPiece(
         op=op,

@@ -114,10 +114,11 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         if root in bounds.boxes:
             lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     # Every box has to be finite, and none so wide that the precision cannot carry its coefficients.
-    widths = [bounds.boxes[i].widest(bounds.clean[i]) for i in needed_boxes(bounds.scene.program)]
-    if widths:
-        usable = torch.stack(widths, -1) < 0.1 / torch.finfo(bounds.dtype).eps
-        lower = torch.where(usable.all(-1, keepdim=True), lower, torch.nan)
+    limit = 0.1 / torch.finfo(bounds.dtype).eps
+    needed = needed_boxes(bounds.scene.program)
+    if needed and not bool((torch.stack([bounds.boxes[i].widest() for i in needed]) < limit).all()):
+        widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in needed], -1)
+        lower = torch.where((widths < limit).all(-1, keepdim=True), lower, torch.nan)
     return bounds.clean[root] + lower
 
 

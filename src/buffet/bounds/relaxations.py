@@ -25,7 +25,7 @@ Side = Literal["lower", "upper"]
 
 _EPS = torch.finfo(torch.float64).eps
 _TINY = torch.finfo(torch.float64).tiny  # what an underflow may lose
-_OUTWARD = torch.tensor([-math.inf, math.inf], dtype=torch.float64)
+_DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
 # A chord over less than this (relative) width is noise: the derivative at the middle differs from the true
 # chord by O(width²), 1e-12, and the intercept is the conjugate of whichever slope is used.
 _NARROW = 1e-6
@@ -70,11 +70,14 @@ def relax(
     c, low, high = _interval(f, center, lower, upper)
     if lower_slope is None or upper_slope is None:
         defaults = _default_slopes(name, low, high)
-    below = _rounded(lower_slope if lower_slope is not None else defaults[0], dtype, low)
-    above = _rounded(upper_slope if upper_slope is not None else defaults[1], dtype, low)
-    bottom, top = _intercepts(f, c, low, high, below, above)
-    bottom, top = _outward(torch.stack([bottom, top]), dtype, (lower != 0) | (upper != 0))
-    return Lines(below.to(dtype), bottom, above.to(dtype), top)
+    # As the engine will store them.
+    below = (lower_slope if lower_slope is not None else defaults[0]).to(dtype).expand_as(low)
+    above = (upper_slope if upper_slope is not None else defaults[1]).to(dtype).expand_as(low)
+    bottom, top = _intercepts(f, c, low, high, below.double(), above.double())
+    if dtype != torch.float64:
+        bottom, top = _stepped(bottom.to(dtype), _DOWN), _stepped(top.to(dtype), _UP)
+    moves = (lower != 0) | (upper != 0)
+    return Lines(below, bottom * moves, above, top * moves)
 
 
 def default_slopes(
@@ -123,35 +126,21 @@ def slope_range(
 def _interval(f: Function, center: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Center and ends in float64, NaN below the domain; the ends contain center + [lower, upper] exactly."""
     center, lower, upper = torch.broadcast_tensors(center.double(), lower.double(), upper.double())
-    ends = center + torch.stack([lower, upper])
-    low, high = _widened(ends).unbind(0)
+    least = center + lower
+    low, high = _stepped(least, _DOWN), _stepped(center + upper, _UP)
     if f.domain > -math.inf:
         # The domains start at 0, and no sum of a negative value rounds to 0.
-        low = torch.where(ends[0] >= f.domain, low.clamp(min=f.domain), math.nan)
+        low = torch.where(least >= f.domain, low.clamp(min=f.domain), math.nan)
     return f.admit(center), low, high
 
 
-def _widened(ends: Tensor) -> Tensor:
-    """Lower and upper numbers (stacked), moved one step of their precision outward."""
-    outward = _OUTWARD.to(ends).view(2, *(1 for _ in ends.shape[1:]))
-    if not ends.requires_grad:
-        return torch.nextafter(ends, outward)
+def _stepped(x: Tensor, towards: Tensor) -> Tensor:
+    """The numbers, moved by one step of their precision."""
+    if not x.requires_grad:
+        return torch.nextafter(x, towards)
     with torch.no_grad():
-        step = torch.nextafter(ends, outward) - ends
-    return ends + step
-
-
-def _rounded(slope: Tensor, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """The slope as the engine will store it, in float64."""
-    return slope.to(dtype).double().expand_as(like)
-
-
-def _outward(intercepts: Tensor, dtype: torch.dtype, moves: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper intercepts (stacked) in `dtype`, rounded outward; exactly 0 for what does not move."""
-    if dtype != torch.float64:
-        intercepts = _widened(intercepts.to(dtype))
-    low, high = (intercepts * moves).unbind(0)
-    return low, high
+        step = torch.nextafter(x, towards) - x
+    return x + step
 
 
 # --- the conjugate ------------------------------------------------------------------------------------------
@@ -173,7 +162,7 @@ def _intercepts(
     x = torch.stack([center, *minima, low, high, *maxima])
     value = f.value(x)
     with torch.no_grad():
-        slack = f.rounding(x, value) + _EPS * value.abs()
+        slack = f.rounding(x, value, also=1.0)
         slack = slack + (slack[0] + _TINY)
     rise, run = value - value[0], x - center
 

@@ -205,8 +205,8 @@ class Bounds:
         form = coefs.unflatten(1, (moved, width))
         least = self.region.minimise(form)
         constant = constant.double()
-        slack = ROUNDING * self.unit * (self.region.spread(form, least).double() + constant.abs())
-        return least.double() + constant - slack
+        size = constant.abs() + self.region.spread(form, least)
+        return torch.sub(constant + least, size, alpha=ROUNDING * self.unit)
 
     def least_sums(
         self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
