@@ -36,12 +36,10 @@ LARGEST_RADIUS = 1e4
 CLOSE = 0.5
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
-FIRST_GUESS = 0.4
-"""The first ε tried, as a share of the attacked radius."""
+SMALL_SHARE = 0.16
+"""Radii are expected between this share of the attacked one and that itself, at first half way between."""
 CAUTION = 0.95
 """The other words start a little below what the first one suggests."""
-BETTER = 1.2
-"""The first ε tried by a method that follows a quick one, as a share of what that has proven."""
 
 
 @dataclass(frozen=True)
@@ -161,16 +159,18 @@ def radius(
     driver = _Driver(search_from, region.tasks, deadline, report)
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
-    before = ([quick] if quick else []) + ([chosen.plain()] if chosen.optimise in ("all", "tuned") else [])
-    scales, guess = scale.tolist(), FIRST_GUESS
-    for method_before in before:
-        driver.search(_Prover(query, method_before), scales, guess)
-        if all(bracket.certified > 0 for bracket in driver.brackets):
-            scales, guess = [bracket.certified for bracket in driver.brackets], BETTER
+    quick = chosen.plain() if chosen.optimise == "all" else quick
+    ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
+    if quick:
+        driver.search(_Prover(query, quick), ranges)
+        certified = [bracket.certified for bracket in driver.brackets]
+        ranges = [
+            (c, high) if c > 0 else (low, high) for c, (low, high) in zip(certified, ranges, strict=True)
+        ]
     if chosen.optimise == "all":
         driver.improve(_Prover(query, chosen))
     else:
-        driver.search(_Prover(query, chosen), scales, guess)
+        driver.search(_Prover(query, chosen), ranges)
     for rival in rivals if clean > 0 else ():
         driver.challenge(_Prover(query, rival), 1 + 2 * tolerance, clean)
     tasks = tuple(
@@ -235,16 +235,23 @@ class _Driver:
         self.counts = [0] * tasks
         self.calls = self.done = 0
 
-    def search(self, prove: _Prover, scales: Sequence[float], share: float) -> None:
-        """One task goes ahead, from a share of its scale; the others start from the share of theirs, and the
-        shape of the margin function, that it has found."""
-        first, *others = range(len(scales))
-        self.run(prove, {first: share * scales[first]}, None)
-        found, shape = self.brackets[first], None
-        if found.certified > 0 and math.isfinite(scales[first]) and found.curve:
-            share, shape = found.certified / scales[first], found.curve.shape(found.certified)
+    def search(self, prove: _Prover, ranges: Sequence[tuple[float, float]]) -> None:
+        """One task goes ahead, from the middle (in logarithms) of the range where its radius is expected; the
+        others start at the place in theirs, and with the shape of the margin function, that it has found."""
+        first, *others = range(len(ranges))
+        place, shape = 0.5, None
+
+        def guess(task: int) -> float:
+            low, high = ranges[task]
+            return low ** (1 - place) * high**place
+
+        self.run(prove, {first: guess(first)}, None)
+        found, (low, high) = self.brackets[first], ranges[first]
+        if found.certified > 0 and low < high < math.inf and found.curve:
+            place = math.log(found.certified / low) / math.log(high / low)
+            shape = found.curve.shape(found.certified)
         # Proven margins tell more than failed ones, and cost less where failing means learning again.
-        self.run(prove, {task: CAUTION * share * scales[task] for task in others}, shape)
+        self.run(prove, {task: CAUTION * guess(task) for task in others}, shape)
 
     def improve(self, prove: _Prover) -> None:
         """Learn at what is proven, and search on from where that leads; again one task goes ahead."""

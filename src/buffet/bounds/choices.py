@@ -80,19 +80,27 @@ def _form(bounds: Bounds, index: int) -> Form:
 
 
 def initial_shares(
-    bounds: Bounds, start: str, *, products_only: bool, upto: int | None = None
+    bounds: Bounds,
+    start: str,
+    *,
+    products_only: bool,
+    upto: int | None = None,
+    known: Mapping[int, Shares] | None = None,
 ) -> dict[int, Shares]:
     """Shares of every nonlinear node (up to node `upto`) to start learning from, one set per task.
 
     Args:
         start: a key of `PRODUCTS`, or ``random``: the α of every product term and side.
         products_only: learn nothing but α (the paper's o-BuFFeT).
+        known: shares of some nodes that are to be taken as they are.
     """
     shares: dict[int, Shares] = {}
     tasks = bounds.region.tasks
     for index, node in enumerate(bounds.nodes[: None if upto is None else upto + 1]):
         clean = tuple(bounds.clean[i] for i in node.inputs)
-        if isinstance(node.op, Bilinear):
+        if known and index in known:
+            shares[index] = {key: share.clone() for key, share in known[index].items()}
+        elif isinstance(node.op, Bilinear):
             shape = (tasks, *_term_shape(node.op, *clean))
             if start == "random":
                 generator = torch.Generator().manual_seed(index)

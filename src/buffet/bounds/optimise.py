@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -251,15 +251,16 @@ class Tuning:
     """
 
     rows: int = 24  # sampled, over all tokens
-    steps: int = 12  # most of what can be gained is gained by then
+    steps: int = 8  # most of what can be gained is gained by then
     again: int = 3  # steps from shares learned at another ε
     near: float = 0.1  # no steps at all within this relative distance
     rate: float = 0.15  # of Adam
     control: Control = Control()
+    carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
-        shares = initial_shares(bounds, "zero", products_only=False, upto=root)
+        shares = initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
@@ -286,6 +287,7 @@ class Tuning:
                 loss = -torch.cat(lower, -1).mean((1, 2)).sum()
             adam.descend(loss)
         learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
+        self.carried.update(learned)
         if memory and steps:
             memory.keep(bounds.region, target, learned)
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
