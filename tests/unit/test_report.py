@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import os
 import re
 from decimal import Decimal
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,16 +19,8 @@ from hypothesis import strategies as st
 
 from buffet.errors import BuffetError
 from buffet.report import (
-    DARK_INK_STEPS,
     RAMP,
-    Axis,
     CertifyReport,
-    ModelInfo,
-    Query,
-    TaskResult,
-    Token,
-    Versions,
-    bars,
     check_writable,
     render_html,
     shades,
@@ -32,7 +28,9 @@ from buffet.report import (
     together,
     write_atomically,
 )
+from buffet.report.scale import Scale, ink
 from buffet.rounding import round_down, round_up
+from reports import AT_EPS, RADII, answer, task
 
 
 @pytest.mark.parametrize(
@@ -63,78 +61,6 @@ def test_rounding_stays_on_its_side_and_close(value: float, digits: int) -> None
     exact = Decimal(value)
     assert down <= exact <= up
     assert up - down <= abs(exact) * Decimal(10) ** (1 - digits) * Decimal("1.0000001")
-
-
-def task(words: tuple[int, ...], certified: float, attacked: float | None, **changes: object) -> TaskResult:
-    names = ("[CLS]", "a", "<script>alert(1)</script>", "film", "[SEP]")
-    values = {
-        "words": words,
-        "tokens": tuple(names[i] for i in words),
-        "verdict": "certified" if certified > 0 else "unknown",
-        "certified": certified,
-        "attacked": attacked,
-        "margin": 0.5 if certified > 0 else None,
-        "margins": None,
-        "counterexample": None,
-        "evaluations": 7,
-    }
-    return TaskResult.model_validate({**values, **changes})
-
-
-def make(*tasks: TaskResult, eps: float | None = None, **changes: object) -> CertifyReport:
-    """A report about the sentence `a <script>… film`."""
-    names = ("[CLS]", "a", "<script>alert(1)</script>", "film", "[SEP]")
-    attacked = [t.attacked for t in tasks if t.attacked is not None]
-    values = {
-        "text": 'a <script>alert(1)</script> "film" & co',
-        "tokens": [
-            Token(index=i, token=name, special=i in (0, 4), unknown=False) for i, name in enumerate(names)
-        ],
-        "model": ModelInfo(name="tiny", labels=("negative", "positive"), layers=3, width=8),
-        "query": Query(
-            norm=2.0,
-            eps=eps,
-            method="baseline",
-            propagation="baf",
-            product="zero",
-            softmax="decomposed",
-            optimise="none",
-            steps=None,
-            rate=None,
-            start=None,
-            window=None,
-            search="secant",
-            budget=None,
-            label=1,
-            attack=True,
-            seed=0,
-            threads=1,
-            memory=1 << 30,
-        ),
-        "answer": 1,
-        "logits": (-1.0, 1.0),
-        "clean_margin": 2.0,
-        "verdict": together([t.verdict for t in tasks]),
-        "certified": min(t.certified for t in tasks),
-        "attacked": min(attacked, default=None),
-        "tasks": tasks,
-        "evaluations": 9,
-        "seconds": 0.5,
-        "attack_seconds": 0.1,
-        "command": "buffet certify --method baseline 'a <b>'",
-        "versions": Versions(buffet="0", torch="1", python="2"),
-    }
-    return CertifyReport.model_validate({**values, **changes})
-
-
-RADII = make(task((1,), 0.30001, 0.4), task((2,), 0.1, None), task((3,), 0.2, 0.29999))
-AT_EPS = make(
-    task((1,), 0.05, None, margins={"negative": 0.5}),
-    task((2,), 0.0, 0.05, verdict="falsified", margins={"negative": -3.0}, margin=-3.0),
-    task((3,), 0.0, None, margins={"negative": None}),
-    eps=0.05,
-    attack_seconds=None,
-)
 
 
 class _Parsed(HTMLParser):
@@ -168,66 +94,71 @@ class _Parsed(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def data_of(page: str) -> dict[str, Any]:
+    """What is embedded in a page."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
 @pytest.mark.parametrize("report", [RADII, AT_EPS], ids=["radii", "eps"])
 def test_the_page_escapes_everything_and_loads_nothing(report: CertifyReport) -> None:
     page = render_html(report)
     parsed = _Parsed(page)
     assert "<script>alert(1)" not in page
-    assert [tag for tag, _ in parsed.tags].count("script") == 1  # our own, which sorts the table
+    assert [tag for tag, _ in parsed.tags].count("script") == 2  # our data and our script
     assert "<script>alert(1)</script>" in parsed.text
     assert "buffet certify --method baseline 'a <b>'" in parsed.text
-    assert not re.search(r"https?://|@import|url\(", page)
-    assert not any({"src", "href", "onclick", "srcset"} & attrs.keys() for _, attrs in parsed.tags)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", page)
+    assert not any({"src", "onclick", "srcset", "style"} & attrs.keys() for _, attrs in parsed.tags)
+    assert [attrs["href"] for _, attrs in parsed.tags if "href" in attrs] == ["data:,"]
+
+
+def test_a_page_allows_its_own_script_and_style_and_nothing_else() -> None:
+    page = render_html(RADII)
+    policies = [attrs["content"] for tag, attrs in _Parsed(page).tags if attrs.get("http-equiv")]
+    assert len(policies) == 1
+    assert policies[0] is not None
+    assert policies[0].startswith("default-src 'none'; ")
+    assert "unsafe" not in policies[0]
+    for tag in ("script", "style"):
+        content = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert len(content) == 1
+        digest = base64.b64encode(hashlib.sha256(content[0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policies[0]
 
 
 def test_the_page_shows_every_number_rounded_to_its_side() -> None:
-    text = _Parsed(render_html(RADII)).text
-    for expected in ("0.3000", "0.4001", "0.1000", "0.2000", "0.3000", "0.50 s", "tiny", "positive", "L2"):
+    page = render_html(RADII)
+    texts = [task["texts"] for task in data_of(page)["tasks"]]
+    assert [t["certified"] for t in texts] == ["0.3000", "0.1000", "0.2000"]  # 0.30001 down
+    assert [t["attacked"] for t in texts] == ["0.4001", "—", "0.3000"]  # the float 0.4 is a little above it
+    text = _Parsed(page).text
+    for expected in ("0.1000", "0.3000", "0.50 s", "tiny", "positive", "L2"):
         assert expected in text
-    assert "0.3000 … 0.4001" in text  # 0.30001 down, the float 0.4 up
-    assert "0.1000 … —" in text
 
 
 def test_a_page_at_a_given_size_shows_verdicts() -> None:
-    text = _Parsed(render_html(AT_EPS)).text
-    assert "falsified" in text
-    assert "unknown" in text
-    assert "certified, margin 0.5" in text
+    page = render_html(AT_EPS)
+    text = _Parsed(page).text
+    assert [task["verdict"] for task in data_of(page)["tasks"]] == ["certified", "falsified", "unknown"]
     assert "1 of 3 certified; all together: falsified" in text
     assert "L2 move up to 0.05?" in text
-    assert "0.05001" not in text
+    assert "0.05001" not in page
 
 
 def test_a_wrong_label_is_said_in_the_headline() -> None:
-    wrong = make(task((1,), 0.0, 0.0, verdict="falsified"), answer=0, clean_margin=-2.0)
+    wrong = answer(task((1,), 0.0, 0.0, verdict="falsified"), answer=0, clean_margin=-2.0)
     assert "answers “negative”, so there is no “positive” to defend" in _Parsed(render_html(wrong)).text
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        make(task((1,), 0.0, None)),
-        make(task((1,), 1e4, None)),
-        make(task((1,), 1e-12, 1e3), task((2,), 1e-9, 2e3)),
-        make(task((1, 3), 0.1, 0.2), task((3,), 0.3, 0.4)),
-        make(task((1,), 0.0, None, margin=None), eps=0.0),
-    ],
-)
-def test_extreme_reports_still_make_a_chart(report: CertifyReport) -> None:
-    chart, axis = bars(report)
-    for bar in chart:
-        assert 0 <= bar.solid <= bar.open <= 100
-    assert all(0 <= place <= 100 for place, _ in axis.ticks())
-    _Parsed(render_html(report))
 
 
 def test_colours_are_relative_and_a_word_takes_its_weakest_task() -> None:
     assert shades(RADII) == {1: len(RAMP) - 1, 2: 0, 3: 4}
-    alike = make(task((1,), 0.300, None), task((2,), 0.301, None), task((3,), 0.302, None))
+    alike = answer(task((1,), 0.300, None), task((2,), 0.301, None), task((3,), 0.302, None))
     assert shades(alike) == {1: 3, 2: 3, 3: 3}
-    both = make(task((1,), 0.3, None), task((1, 3), 0.1, None))
+    both = answer(task((1,), 0.3, None), task((1, 3), 0.1, None))
     assert shades(both) == {1: 3, 3: 3}
-    assert shades(make(task((1,), 0.0, None))) == {1: 0}
+    assert shades(answer(task((1,), 0.0, None))) == {1: 0}
     assert shades(AT_EPS) == {1: 3, 2: 0, 3: 0}
 
 
@@ -241,27 +172,24 @@ def test_the_ramp_darkens_steadily_and_its_letters_can_be_read() -> None:
     lights = [_luminance(colour) for colour in RAMP]
     assert lights == sorted(lights, reverse=True)
     for step, light in enumerate(lights):
-        ink = _luminance("#10131a" if step < DARK_INK_STEPS else "#ffffff")
-        assert (max(light, ink) + 0.05) / (min(light, ink) + 0.05) >= 4.5
+        letters = _luminance(ink(step))
+        assert (max(light, letters) + 0.05) / (min(light, letters) + 0.05) >= 4.5
 
 
-@given(st.lists(st.floats(1e-9, 1e4), min_size=1, max_size=5))
-def test_axis_ticks_are_few_and_cover_the_data(values: list[float]) -> None:
-    axis = Axis.over(values)
-    places = [place for place, _ in axis.ticks()]
-    assert 1 <= len(places) <= 8
-    assert places == sorted(set(places))
-    assert places[0] >= 0
-    assert places[-1] <= 100
+@given(st.lists(st.floats(1e-9, 1e4), min_size=1, max_size=200))
+def test_a_scale_spans_its_values_in_equal_factors(values: list[float]) -> None:
+    scale = Scale.over(values)
+    assert scale is not None
     order = sorted(values)
-    assert [axis.place(v) for v in order] == sorted(axis.place(v) for v in order)
-    assert axis.place(order[-1]) < 100
-
-
-def test_an_axis_is_logarithmic_when_radii_differ_much() -> None:
-    assert not Axis.over([0.1, 1.0]).log
-    assert Axis.over([0.01, 1.0]).log
-    assert Axis.over([0.0]).place(0.0) == 0.0
+    assert [scale.step(v) for v in order] == sorted(scale.step(v) for v in order)
+    assert scale.high / scale.low >= 2 * (1 - 1e-9)
+    assert scale.low <= order[len(order) // 50] * (1 + 1e-9)
+    edges = scale.edges()
+    assert len(edges) == len(RAMP) - 1
+    for step, edge in enumerate(edges):
+        assert (scale.step(edge * (1 - 1e-9)), scale.step(edge * (1 + 1e-9))) == (step, step + 1)
+    assert scale.step(0.0) == 0
+    assert Scale.over([0.0]) is None
 
 
 def test_missing_numbers_are_shown_as_a_dash() -> None:

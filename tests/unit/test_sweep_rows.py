@@ -7,24 +7,13 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from buffet.errors import BuffetError
 from buffet.experiments import Row, load_rows, read_rows
 from buffet.experiments.rows import open_rows
-from buffet.report import Versions
-
-
-def row(key: str, **changes: Any) -> Row:
-    values: dict[str, Any] = dict.fromkeys(Row.model_fields)
-    values |= {"key": key, "status": "ok", "model": "m", "model_digest": "0", "sentence": "a film"}
-    values |= {"sentence_tokens": ("a", "film"), "label": 1, "label_name": "positive", "clean_margin": 1.5}
-    values |= {"words": (1,), "tokens": ("film",), "norm": "2", "method": "baseline", "what": "radius"}
-    values |= {"parts": {"propagation": "baf", "window": None}, "batch": 1, "seed": 0, "threads": 1}
-    values |= {"config": "0", "finished": "2026-01-01T00:00:00+00:00", "versions": Versions.current()}
-    return Row.model_validate(values | {"certified": 0.1, "task_seconds": 1.0, "seconds": 1.0} | changes)
+from reports import row
 
 
 def test_what_is_appended_is_read_again(tmp_path: Path) -> None:

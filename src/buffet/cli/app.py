@@ -21,6 +21,8 @@ from buffet.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
 from buffet.cli.certify import certify
 from buffet.cli.methods import methods
 from buffet.cli.models import models
+from buffet.cli.report import EXAMPLES as REPORT_EXAMPLES
+from buffet.cli.report import report
 from buffet.cli.soundness import EXAMPLES as SOUNDNESS_EXAMPLES
 from buffet.cli.soundness import soundness
 from buffet.cli.summary import EXAMPLES as SUMMARY_EXAMPLES
@@ -47,6 +49,7 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command(train, TRAIN_EXAMPLES),
     "sweep": Command(sweep, SWEEP_EXAMPLES),
     "summary": Command(summary, SUMMARY_EXAMPLES),
+    "report": Command(report, REPORT_EXAMPLES),
     "soundness": Command(soundness, SOUNDNESS_EXAMPLES),
     "bench": Command(bench, BENCH_EXAMPLES),
 }

@@ -15,7 +15,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from buffet.report import DARK_INK_STEPS, RAMP, CertifyReport, shades, shown
+from buffet.report.answer import CertifyReport, shades, shown
+from buffet.report.scale import RAMP, ink
 from buffet.rounding import round_down
 
 PATIENCE = 2.0
@@ -77,7 +78,7 @@ def print_report(report: CertifyReport, html: Path | None) -> None:
 
 
 def _shade(step: int) -> Style:
-    return Style(color="#10131a" if step < DARK_INK_STEPS else "#ffffff", bgcolor=RAMP[step])
+    return Style(color=ink(step), bgcolor=RAMP[step])
 
 
 def _sentence(report: CertifyReport) -> Text:

@@ -1,0 +1,41 @@
+"""What people look at: the answer of `buffet certify` and the pages about it and about sweeps.
+
+`answer` is what was found about one sentence, `scale` its colours, `page` makes one self-contained document
+of a template, data and the components in ``assets``; `certify` and `sweep` are the two pages made so.
+"""
+
+from buffet.report.answer import (
+    CertifyReport,
+    ModelInfo,
+    Query,
+    Shown,
+    TaskResult,
+    Token,
+    Verdict,
+    Versions,
+    shades,
+    shown,
+    together,
+)
+from buffet.report.certify import render_html
+from buffet.report.files import check_writable, write_atomically
+from buffet.report.scale import DARK_INK_STEPS, RAMP
+
+__all__ = [
+    "DARK_INK_STEPS",
+    "RAMP",
+    "CertifyReport",
+    "ModelInfo",
+    "Query",
+    "Shown",
+    "TaskResult",
+    "Token",
+    "Verdict",
+    "Versions",
+    "check_writable",
+    "render_html",
+    "shades",
+    "shown",
+    "together",
+    "write_atomically",
+]

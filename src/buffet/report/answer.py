@@ -1,0 +1,179 @@
+"""What `buffet certify` found, as one plain structure: exactly what ``--json`` prints.
+
+Numbers in it are exact; what is shown to people goes through `shown`, which rounds to the safe side.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from buffet.report.scale import steps
+from buffet.rounding import round_down, round_up
+
+Verdict = Literal["certified", "falsified", "unknown"]
+
+
+def norm_name(norm: float | str) -> str:
+    """A norm as people write it: L2, L∞."""
+    p = float(norm)
+    return "L∞" if p == float("inf") else f"L{p:g}"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Token(_Frozen):
+    """One row of the input."""
+
+    index: int
+    token: str
+    special: bool
+    unknown: bool  # stands for a word outside the vocabulary
+
+
+class TaskResult(_Frozen):
+    """What is known about moving some words together."""
+
+    words: tuple[int, ...]
+    tokens: tuple[str, ...]
+    verdict: Verdict
+    certified: float  # proven: no move up to this size changes the answer
+    attacked: float | None  # a move of at most this size was seen to change it; None: none found
+    margin: float | None  # lower bound of the margin at `certified` (with a given ε: at ε); None: no bound
+    margins: dict[str, float | None] | None  # with a given ε: the lower bound against every other class
+    counterexample: list[list[float]] | None  # with a given ε, if falsified: the moved rows that do it
+    evaluations: int
+
+
+class Query(_Frozen):
+    """What was asked, defaults filled in."""
+
+    norm: float | Literal["inf"]
+    eps: float | None  # None: the largest ε was searched for
+    method: str
+    propagation: str
+    product: str
+    softmax: str
+    optimise: str
+    steps: int | None
+    rate: float | None
+    start: str | None
+    window: int | None
+    search: str | None
+    budget: float | None  # seconds
+    label: int  # the class that is defended
+    attack: bool
+    seed: int
+    threads: int
+    memory: int  # bytes
+
+
+class ModelInfo(_Frozen):
+    """Which classifier."""
+
+    name: str
+    labels: tuple[str, ...]
+    layers: int
+    width: int
+
+
+class Versions(_Frozen):
+    """What the numbers were computed with."""
+
+    buffet: str
+    torch: str
+    python: str
+
+    @classmethod
+    def current(cls) -> Versions:
+        return cls(buffet=version("buffet"), torch=version("torch"), python=platform.python_version())
+
+
+class CertifyReport(_Frozen):
+    """The whole answer of `buffet certify`."""
+
+    format: Literal["buffet certify 1"] = "buffet certify 1"
+    text: str
+    tokens: tuple[Token, ...]
+    model: ModelInfo
+    query: Query
+    answer: int  # the class the model gives the unmoved text
+    logits: tuple[float, ...]
+    clean_margin: float
+    verdict: Verdict  # of all tasks together
+    certified: float  # the smallest over the tasks
+    attacked: float | None  # the smallest over the tasks
+    tasks: tuple[TaskResult, ...]
+    evaluations: int
+    seconds: float
+    attack_seconds: float | None  # None: not timed apart
+    command: str
+    versions: Versions
+
+    @property
+    def norm_name(self) -> str:
+        return norm_name(self.query.norm)
+
+    @property
+    def method_name(self) -> str:
+        window = "" if self.query.window is None else f", window {self.query.window}"
+        return f"{self.query.method} ({self.query.propagation}{window})"
+
+    def strength(self, task: TaskResult) -> float:
+        """What colours a task: its certified radius, or at a given ε the part of its margin that is left."""
+        if self.query.eps is None:
+            return task.certified
+        return max(task.margin or 0.0, 0.0) if task.verdict == "certified" else 0.0
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of all tasks: certified only if every one is."""
+    if verdicts and all(v == "certified" for v in verdicts):
+        return "certified"
+    return "falsified" if "falsified" in verdicts else "unknown"
+
+
+def shades(report: CertifyReport) -> dict[int, int]:
+    """For every word that was moved, its step of the ramp, relative to the sentence.
+
+    A word in several tasks takes the weakest.
+    """
+    strengths: dict[int, float] = {}
+    for task in report.tasks:
+        for word in task.words:
+            strengths[word] = min(report.strength(task), strengths.get(word, float("inf")))
+    return steps(strengths)
+
+
+class Shown(_Frozen):
+    """The cells of one row of the table, rounded to the safe side."""
+
+    words: str
+    text: str
+    certified: str
+    attacked: str
+    margin: str
+    verdict: Verdict
+
+
+def shown(task: TaskResult, eps: float | None) -> Shown:
+    """A task as it is printed: lower bounds rounded down, the attacked radius up.
+
+    A given `eps` was not computed, so it is repeated as it was given.
+    """
+    given = {eps: repr(eps)}
+    attacked = "—" if task.attacked is None else given.get(task.attacked) or round_up(task.attacked)
+    return Shown(
+        words="+".join(map(str, task.words)),
+        text=" + ".join(task.tokens),
+        certified=given.get(task.certified) or round_down(task.certified),
+        attacked=attacked,
+        margin="—" if task.margin is None else round_down(task.margin),
+        verdict=task.verdict,
+    )

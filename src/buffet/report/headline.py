@@ -1,0 +1,168 @@
+"""What a sweep says in a sentence and a few numbers; what speaks for us is rounded down."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from buffet.experiments.rows import Row
+from buffet.experiments.summary import FAIR, GOOD
+from buffet.report.answer import norm_name
+from buffet.rounding import round_down
+
+TaskId = tuple[str, str, str, tuple[int, ...]]
+
+
+def task_id(row: Row) -> TaskId:
+    """What a row is about, whichever method answered: model, norm, sentence and the words that move."""
+    return row.model_digest, row.norm, row.sentence, row.words
+
+
+@dataclass(frozen=True)
+class Best:
+    """All that is known about one task: a proof by any method holds, and so does any attack."""
+
+    certified: float
+    attacked: float | None
+
+    @property
+    def share(self) -> float | None:
+        """How much of the attacked radius is proven."""
+        return self.certified / self.attacked if self.attacked else None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number of the headline."""
+
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The sentence on top of the page, and the numbers below it."""
+
+    title: str
+    sentence: str
+    tiles: tuple[Tile, ...]
+    contradictions: int  # proofs beyond an attack: there must be none
+
+
+def headline(rows: Sequence[Row], reference: str) -> Headline:
+    """The headline of the rows that searched a radius."""
+    best = best_of(rows)
+    proven = sum(task.certified > 0 for task in best.values())
+    shares = [task.share for task in best.values() if task.share is not None]
+    models = list(dict.fromkeys(row.model for row in rows))
+    norms = sorted({row.norm for row in rows}, key=float)
+    sentences = len({(row.model_digest, row.sentence) for row in rows})
+    moving = {len(row.words) for row in rows}
+    who = "one word at a time" if moving == {1} else f"up to {max(moving)} words at a time"
+    sentence = (
+        f"For {proven:,} of {len(best):,} tasks in {sentences:,} {plural(sentences, 'sentence')}"
+        f" ({who}, {_listed([norm_name(norm) for norm in norms])}) it is proven that no move within the"
+        f" certified radius changes the answer of {_listed(models)}"
+    )
+    if shares:
+        sentence += (
+            "; on average that radius is at least"
+            f" {_floor(statistics.fmean(shares))} of the smallest move found to change it"
+        )
+    return Headline(
+        title=_listed(models),
+        sentence=sentence + ".",
+        tiles=(
+            Tile(f"{proven:,} of {len(best):,}", "tasks have a proven radius"),
+            *_bracket_tiles(shares),
+            *_strongest_tile(rows, reference),
+            Tile(duration(sum(row.task_seconds or 0.0 for row in rows)), _effort(rows)),
+        ),
+        contradictions=sum(bool(t.attacked is not None and t.certified > t.attacked) for t in best.values()),
+    )
+
+
+def best_of(rows: Iterable[Row]) -> dict[TaskId, Best]:
+    """The largest proven and the smallest attacked radius of every task; what failed proves nothing."""
+    found: dict[TaskId, Best] = {}
+    for row in rows:
+        old = found.get(task_id(row), Best(0.0, None))
+        attacked = [a for a in (old.attacked, row.attacked) if a is not None]
+        certified = row.certified if row.ok and row.certified is not None else 0.0
+        found[task_id(row)] = Best(max(old.certified, certified), min(attacked, default=None))
+    return found
+
+
+def ratios(rows: Iterable[Row], reference: str) -> dict[str, list[float]]:
+    """Certified radius against the reference's on the same task, where that is above 0; per method."""
+    answered = [row for row in rows if row.ok and row.certified is not None]
+    against = {task_id(row): row.certified for row in answered if row.method == reference}
+    found: dict[str, list[float]] = {}
+    for row in answered:
+        if (other := against.get(task_id(row))) and row.certified is not None:
+            found.setdefault(row.method, []).append(row.certified / other)
+    return found
+
+
+def _bracket_tiles(shares: Sequence[float]) -> tuple[Tile, ...]:
+    if not shares:
+        return ()
+    fair, good = (sum(share >= least for share in shares) / len(shares) for least in (FAIR, GOOD))
+    return (
+        Tile(_floor(statistics.fmean(shares)), "of the attacked radius is proven, on average"),
+        Tile(
+            _percent(fair),
+            f"of tasks: at least {FAIR} of the attacked radius ({_percent(good)}: at least {GOOD})",
+        ),
+    )
+
+
+def _strongest_tile(rows: Sequence[Row], reference: str) -> tuple[Tile, ...]:
+    compared = {method: values for method, values in ratios(rows, reference).items() if method != reference}
+    if not compared:
+        return ()
+    strongest = max(compared, key=lambda method: statistics.fmean(compared[method]))
+    values = compared[strongest]
+    return (
+        Tile(
+            f"{_floor(statistics.fmean(values))} ×",
+            f"{strongest} against {reference}, mean radius over {len(values):,}"
+            f" {plural(len(values), 'task')} (worst {_floor(min(values))} ×)",
+        ),
+    )
+
+
+def _effort(rows: Sequence[Row]) -> str:
+    failed = sum(not row.ok for row in rows)
+    text = f"of proofs for {len(rows) - failed:,} {plural(len(rows) - failed, 'answer')}"
+    return f"{text}; {failed:,} failed" if failed else text
+
+
+def _floor(value: float) -> str:
+    return f"{math.floor(value * 100) / 100:.2f}" if value >= 0.01 else round_down(value, 2)
+
+
+def _percent(share: float) -> str:
+    return f"{math.floor(100 * share)}\N{NO-BREAK SPACE}%"
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    """a, b and c; more than a few are counted."""
+    if len(names) > most:
+        return f"{len(names)} models"
+    return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
+
+
+def plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
