@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import re
 from typing import Any
 
 from buffet.experiments.rows import Row
@@ -11,6 +13,7 @@ from buffet.report import CertifyReport, ModelInfo, Query, TaskResult, Token, Ve
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
 """A sentence that a careless page would run."""
+VERSIONS = Versions.current()
 NAMES = ("[CLS]", "a", "<script>alert(1)</script>", "film", "[SEP]")
 
 
@@ -92,7 +95,7 @@ def row(key: str, **changes: Any) -> Row:
     values |= {"sentence_tokens": ("a", "film"), "label": 1, "label_name": "positive", "clean_margin": 1.5}
     values |= {"words": (1,), "tokens": ("film",), "norm": "2", "method": "baseline", "what": "radius"}
     values |= {"parts": {"propagation": "baf", "window": None}, "batch": 1, "seed": 0, "threads": 1}
-    values |= {"config": "0", "finished": "2026-01-01T00:00:00+00:00", "versions": Versions.current()}
+    values |= {"config": "0", "finished": "2026-01-01T00:00:00+00:00", "versions": VERSIONS}
     return Row.model_validate(values | {"certified": 0.1, "task_seconds": 1.0, "seconds": 1.0} | changes)
 
 
@@ -143,3 +146,10 @@ def _radius(draw: random.Random, model: str, text: str, norm: str, method: str, 
         attack_seconds=1.0,
         task_seconds={"o-buffet": 8.0}.get(method, 1.0) * (1 + word / 10),
     )
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """What is embedded in a page."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    return json.loads(match[1])

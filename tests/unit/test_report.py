@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import os
 import re
 from decimal import Decimal
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,7 +28,7 @@ from buffet.report import (
 )
 from buffet.report.scale import Scale, ink
 from buffet.rounding import round_down, round_up
-from reports import AT_EPS, RADII, answer, task
+from reports import AT_EPS, RADII, answer, data_of, task
 
 
 @pytest.mark.parametrize(
@@ -92,13 +90,6 @@ class _Parsed(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
-
-
-def data_of(page: str) -> dict[str, Any]:
-    """What is embedded in a page."""
-    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert match
-    return json.loads(match[1])
 
 
 @pytest.mark.parametrize("report", [RADII, AT_EPS], ids=["radii", "eps"])

@@ -42,7 +42,7 @@ def report(
     summary, radius and time by method, every method against the reference, the brackets between what is
     proven and what was attacked, every sentence with its words coloured by certified radius, the weakest,
     slowest and failed tasks, and what is needed to get the same numbers again. Everything can be filtered by
-    model, norm, method and sentence; tables sort by any column. A sweep that still runs can be looked at, too.
+    model, norm, method and sentence; tables sort by any column. A sweep may still be running meanwhile.
 
     Certified numbers are rounded down, attacked ones up.
     """

@@ -44,7 +44,7 @@ function fineTicks(low, high) {
 
 function tickText(value) {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5)) {
-    return value.toExponential(0).replace("e+", "e");
+    return Number(value.toPrecision(4)).toExponential().replace("e+", "e");
   }
   return String(Number(value.toPrecision(4)));
 }
