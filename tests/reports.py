@@ -122,6 +122,7 @@ def sweep_rows(sentences: int = 4, words: int = 4, hostile: bool = True) -> list
     )
     verdicts = ("certified", "unknown", "falsified")
     about = {"what": "verify", "model": "small", "model_digest": "small", "sentence": texts[0]}
+    about["sentence_tokens"] = rows[0].sentence_tokens
     return rows + [
         row(f"v{n}", **about, words=(n + 1,), eps=0.1, verdict=verdict, norm="2")
         for n, verdict in enumerate(verdicts)

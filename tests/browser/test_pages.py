@@ -61,6 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pairs": render_html(answer(task((1, 3), 0.1, 0.2), task((3,), 0.3, 1e3), task((2,), 1e-12, None))),
         "zero": render_html(answer(task((1,), 0.0, None))),
         "long": render_html(long),
+        "nothing": sweep_page([row("a", status="failed", reason="worker died", certified=None)]),
         "bare": sweep_page([row("a", attacked=None), row("b", method="lse", certified=0.0)]),
     }
     directory = tmp_path_factory.mktemp("pages")
@@ -94,7 +95,7 @@ def column(page: playwright.Page, section: str, number: int) -> list[str]:
     return texts(page, f"#{section} tbody td:nth-child({number})")
 
 
-@pytest.mark.parametrize("name", ["sweep", "certify", "eps", "pairs", "zero", "long", "bare"])
+@pytest.mark.parametrize("name", ["sweep", "certify", "eps", "pairs", "zero", "long", "bare", "nothing"])
 def test_pages_render_quietly_and_fit_the_window(
     browser: playwright.Browser, files: dict[str, Path], name: str
 ) -> None:
@@ -104,7 +105,7 @@ def test_pages_render_quietly_and_fit_the_window(
             page.evaluate("() => new Promise(requestAnimationFrame)")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.locator("h1").is_visible()
-            assert page.locator(".words").first.is_visible()
+            assert name == "nothing" or page.locator(".words").first.is_visible()
             assert "NaN" not in page.content()
             # Nothing is drawn outside of the window, except in tables, which scroll by themselves.
             boxes = "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, svg'))"
@@ -276,6 +277,34 @@ def test_dark_mode_and_print(browser: playwright.Browser, files: dict[str, Path]
         page.emulate_media(media="print")
         assert paper(page) == 765
         assert page.locator(".filter").count() == 0 or page.locator(".filter").is_hidden()
+
+
+READABLE = """() => {
+    const channel = value => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    const behind = node => {
+        const colour = numbers(getComputedStyle(node).backgroundColor);
+        return colour.length === 3 ? colour : behind(node.parentElement);
+    };
+    const texts = [...document.querySelectorAll("main *:not(svg *)")].filter(node => node.offsetParent
+        && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim()));
+    return texts.map(node => {
+        const [a, b] = [light(numbers(getComputedStyle(node).color)), light(behind(node))];
+        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.outerHTML];
+    });
+}"""
+
+
+@pytest.mark.parametrize("name", ["sweep", "eps"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read(
+    browser: playwright.Browser, files: dict[str, Path], name: str, scheme: str
+) -> None:
+    with opened(browser, files[name], color_scheme=scheme) as page:
+        found = page.evaluate(READABLE)
+        assert len(found) > 30
+        assert [text for contrast, text in found if contrast < 4.5] == []
 
 
 def test_brackets_of_a_sentence(browser: playwright.Browser, files: dict[str, Path]) -> None:

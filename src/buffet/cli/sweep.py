@@ -31,6 +31,7 @@ EXAMPLES = (
     "buffet sweep sweep.toml --workers 4 --limit 600 --out rows.ndjson",
     "buffet sweep sweep.toml --backend ray --address auto",
     "buffet summary rows.ndjson",
+    "buffet report rows.ndjson -o report.html",
 )
 BACKENDS = ("local", "ray")
 LOG_EVERY = 30.0

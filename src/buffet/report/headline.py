@@ -56,15 +56,15 @@ def headline(rows: Sequence[Row], reference: str) -> Headline:
     best = best_of(rows)
     proven = sum(task.certified > 0 for task in best.values())
     shares = [task.share for task in best.values() if task.share is not None]
-    models = list(dict.fromkeys(row.model for row in rows))
-    norms = sorted({row.norm for row in rows}, key=float)
+    models = _listed(list(dict.fromkeys(row.model for row in rows)), "models")
+    norms = _listed([norm_name(norm) for norm in sorted({row.norm for row in rows}, key=float)], "norms")
     sentences = len({(row.model_digest, row.sentence) for row in rows})
     moving = {len(row.words) for row in rows}
     who = "one word at a time" if moving == {1} else f"up to {max(moving)} words at a time"
     sentence = (
         f"For {proven:,} of {len(best):,} tasks in {sentences:,} {plural(sentences, 'sentence')}"
-        f" ({who}, {_listed([norm_name(norm) for norm in norms])}) it is proven that no move within the"
-        f" certified radius changes the answer of {_listed(models)}"
+        f" ({who}, {norms}) it is proven that no move within the"
+        f" certified radius changes the answer of {models}"
     )
     if shares:
         sentence += (
@@ -72,7 +72,7 @@ def headline(rows: Sequence[Row], reference: str) -> Headline:
             f" {_floor(statistics.fmean(shares))} of the smallest move found to change it"
         )
     return Headline(
-        title=_listed(models),
+        title=models,
         sentence=sentence + ".",
         tiles=(
             Tile(f"{proven:,} of {len(best):,}", "tasks have a proven radius"),
@@ -148,10 +148,10 @@ def _percent(share: float) -> str:
     return f"{math.floor(100 * share)}\N{NO-BREAK SPACE}%"
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
+def _listed(names: Sequence[str], kind: str) -> str:
     """a, b and c; more than a few are counted."""
-    if len(names) > most:
-        return f"{len(names)} models"
+    if len(names) > 3:
+        return f"{len(names)} {kind}"
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
 
 

@@ -174,7 +174,7 @@ def _setup(rows: Sequence[Row]) -> list[tuple[str, str]]:
         ("seeds", dict.fromkeys(row.seed for row in rows)),
         ("threads per task", dict.fromkeys(row.threads for row in rows)),
         ("attacks", [attacks]),
-        ("finished", [finished[0], *finished[-1:]] if finished[0] != finished[-1] else finished[:1]),
+        ("finished", [" to ".join(dict.fromkeys([finished[0], finished[-1]]))]),
         (
             "versions",
             dict.fromkeys(

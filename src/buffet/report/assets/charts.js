@@ -129,7 +129,7 @@ function bracketColumns(items, { width, height, xName, yName, label }) {
   const path = (kind, d, thick) => shape("path", { class: kind, d, "stroke-width": fixed(thick) });
   const end = item => (item.attacked === null ? h : y.at(item.attacked));
   return canvas(
-    width, height, label, frame(width, height, { y, xName, yName }),
+    width, height, label, frame(width, height, { y, xName, yName: y.log ? `${yName}, logarithmic` : yName }),
     path("open", columns(item => y.at(item.certified), end), stroke),
     path("proven", columns(() => 0, item => y.at(item.certified)), stroke),
     path("attack", columns(item => (item.attacked === null ? null : end(item) - 1), item => end(item) + 1), stroke),

@@ -139,8 +139,10 @@ function sentenceCard(data, number, best) {
 
 function legends(data, best) {
   const wanted = new Set(best.map(row => `${row.model} ${row.norm}`));
-  return data.edges.filter(([model, norm]) => wanted.has(`${model} ${norm}`))
+  const found = data.edges.filter(([model, norm]) => wanted.has(`${model} ${norm}`))
     .map(([model, norm, edges]) => legend(edges, `certified radius, ${setting(data, { model, norm })}`));
+  const all = element("div", { class: "legends" }, found);
+  return found.length > 4 ? element("details", {}, element("summary", {}, "What the colours mean, by model and norm"), all) : all;
 }
 
 const column = (name, text, more = {}) => ({ name, left: true, key: text, cell: text, ...more });

@@ -56,7 +56,7 @@
     };
     more.addEventListener("click", add);
     add();
-    show("sentences", sentences.length ? [...legends(data, best), list, more] : []);
+    show("sentences", sentences.length ? [legends(data, best), list, more] : []);
   }
 
   function draw() {
