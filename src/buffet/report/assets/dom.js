@@ -52,3 +52,4 @@ const tooltip = {
 };
 
 addEventListener("keydown", event => { if (event.key === "Escape") tooltip.hide(); });
+addEventListener("pointerdown", event => { if (!event.target.closest(".chip, .plot")) tooltip.hide(); });

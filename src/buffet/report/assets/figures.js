@@ -78,7 +78,7 @@ function scatters(data, rows, area) {
     const name = data.methods[method], above = group.filter(row => row.certified > row.against.certified).length;
     const points = group.map(row => ({
       x: row.against.certified, y: row.certified,
-      tip: () => [moved(data, row), [[setting(data, row), ""], [name, row.texts[0]], [reference, row.against.texts[0]], ["attacked", row.texts[1]]]],
+      tip: () => [`${moved(data, row)} (${setting(data, row)})`, [["attacked", row.texts[1]], ["certified by", ""], [name, row.texts[0]], [reference, row.against.texts[0]]]],
     }));
     const side = Math.min(width, 420);
     return figure(name, scatterPlot(points, {
@@ -126,8 +126,8 @@ function sentenceCard(data, number, best) {
     const items = group.map(row => {
       const answers = [...row.answers].sort((a, b) => b.certified - a.certified).slice(0, 6);
       return {
-        words: row.words, shade: row.shade, title: moved(data, row),
-        lines: [...answers.map(answer => [data.methods[answer.method], answer.texts[0]]), ["attacked", row.texts[1]]],
+        words: row.words, shade: row.shade, title: `${moved(data, row)} (${data.norms[norm]})`,
+        lines: [["attacked", row.texts[1]], ["certified by", ""], ...answers.map(answer => [data.methods[answer.method], answer.texts[0]])],
         label: `certified ${row.texts[0]}, attacked ${row.texts[1]}`,
       };
     });

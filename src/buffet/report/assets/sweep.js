@@ -20,6 +20,7 @@
   const lower = data.sentences.map(sentence => sentence.text.toLowerCase());
   for (const [name, values] of [["model", data.models], ["norm", data.norms], ["method", data.methods]]) {
     filter.elements[name].append(...values.map((value, number) => element("option", { value: number }, value)));
+    filter.elements[name].closest("label").hidden = values.length < 2;
   }
 
   function allowed() {
