@@ -36,3 +36,8 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
     if -4 <= power < digits + 2:
         return f"{short:f}"
     return f"{short:.{digits - 1}e}"
+
+
+def plural(count: int, word: str) -> str:
+    """The word as it goes with the count."""
+    return word if count == 1 else f"{word}s"

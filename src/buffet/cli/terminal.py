@@ -17,7 +17,7 @@ from rich.text import Text
 
 from buffet.report.answer import CertifyReport, shades, shown
 from buffet.report.scale import RAMP, ink
-from buffet.rounding import round_down
+from buffet.rounding import plural, round_down
 
 PATIENCE = 2.0
 """Seconds of silence before a progress bar appears."""
@@ -131,7 +131,7 @@ def _summary(report: CertifyReport) -> Iterator[Text]:
             f"{report.model.name} answers {answer}, not {defended}: there is nothing to certify", "red"
         )
     seconds = report.seconds + (report.attack_seconds or 0.0)
-    calls = f"{report.evaluations} evaluation{'' if report.evaluations == 1 else 's'}"
+    calls = f"{report.evaluations} {plural(report.evaluations, 'evaluation')}"
     size = "" if query.eps is None else f" ε = {query.eps!r}"
     verdict = "" if query.eps is None else f" {report.verdict} ·"
     yield Text(

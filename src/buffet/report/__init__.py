@@ -19,10 +19,9 @@ from buffet.report.answer import (
 )
 from buffet.report.certify import render_html
 from buffet.report.files import check_writable, write_atomically
-from buffet.report.scale import DARK_INK_STEPS, RAMP
+from buffet.report.scale import RAMP
 
 __all__ = [
-    "DARK_INK_STEPS",
     "RAMP",
     "CertifyReport",
     "ModelInfo",

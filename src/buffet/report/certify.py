@@ -5,23 +5,43 @@ from __future__ import annotations
 from buffet.report.answer import CertifyReport, shades, shown
 from buffet.report.page import render
 from buffet.report.scale import Scale
-from buffet.rounding import round_down, round_up
+from buffet.rounding import plural, round_down, round_up
 
 
 def render_html(report: CertifyReport) -> str:
     """One self-contained page about the report."""
-    label = report.model.labels[report.query.label]
     return render(
         "certify.html.j2",
         _data(report),
         ["certify.js"],
         report=report,
-        label=label,
+        label=report.model.labels[report.query.label],
         answer=report.model.labels[report.answer],
+        subject=_subject(report),
         together=max(len(task.words) for task in report.tasks),
+        effort=_effort(report),
         round_down=round_down,
         round_up=round_up,
     )
+
+
+def _subject(report: CertifyReport) -> str:
+    """What the smallest radius was proven for."""
+    count, together = len(report.tasks), max(len(task.words) for task in report.tasks)
+    if count == 1:
+        return "the word" if together == 1 else "the words together"
+    return f"every one of the {count} words on its own" if together == 1 else f"all {count} groups of words"
+
+
+def _effort(report: CertifyReport) -> str:
+    query = report.query
+    parts = [
+        f"{report.evaluations} {plural(report.evaluations, 'evaluation')}",
+        f"{report.seconds:.2f} s of proofs",
+        *([] if report.attack_seconds is None else [f"{report.attack_seconds:.2f} s of attacks"]),
+        f"{query.threads} {plural(query.threads, 'thread')}",
+    ]
+    return ", ".join(parts)
 
 
 def _data(report: CertifyReport) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from buffet.experiments.rows import Row
 from buffet.experiments.summary import FAIR, GOOD
 from buffet.report.answer import norm_name
-from buffet.rounding import round_down
+from buffet.rounding import plural, round_down
 
 TaskId = tuple[str, str, str, tuple[int, ...]]
 
@@ -153,10 +153,6 @@ def _listed(names: Sequence[str], kind: str) -> str:
     if len(names) > 3:
         return f"{len(names)} {kind}"
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
-
-
-def plural(count: int, word: str) -> str:
-    return word if count == 1 else f"{word}s"
 
 
 def duration(seconds: float) -> str:

@@ -38,7 +38,6 @@ def render(template: str, data: Mapping[str, object], scripts: Sequence[str], **
             # Ours, and under the policy's hashes: nothing in them comes from data.
             style=Markup(style),
             script=Markup(script),
-            ramp=RAMP,
         )
     )
 

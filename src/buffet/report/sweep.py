@@ -17,12 +17,12 @@ from buffet.report.page import render
 from buffet.report.scale import Scale
 from buffet.rounding import round_down, round_up
 
-COLUMNS = ("sentence", "norm", "method", "words", "certified", "attacked", "seconds", "shade", "texts")
+RADII = ("sentence", "norm", "method", "words", "certified", "attacked", "seconds", "shade", "texts")
 """One radius: places in the lists of sentences, norms and methods, exact numbers, then what is shown of
 certified and attacked."""
-OTHERS = ("sentence", "norm", "method", "words", "size", "verdict")
+VERDICTS = ("sentence", "norm", "method", "words", "size", "verdict")
 """One task that was verified at a given size."""
-FAILURES = ("sentence", "norm", "method", "words", "what", "status", "reason")
+TROUBLES = ("sentence", "norm", "method", "words", "what", "status", "reason")
 """One row with a reason: no answer, or an answer without its attack."""
 
 
@@ -138,13 +138,13 @@ def _data(rows: Sequence[Row], reference: str) -> dict[str, object]:
             for (digest, norm), scale in scales.items()
             if scale
         ],
-        "columns": COLUMNS,
+        "columns": RADII,
         "rows": [radius(row) for row in rows if row.what == "radius" and row.ok],
-        "verified_columns": OTHERS,
+        "verified_columns": VERDICTS,
         "verified": [
             [*start(row), _size(row), row.verdict] for row in rows if row.what == "verify" and row.ok
         ],
-        "failure_columns": FAILURES,
+        "failure_columns": TROUBLES,
         "failures": [
             [*start(row), row.what, row.status, row.reason] for row in rows if row.reason or not row.ok
         ],

@@ -3,11 +3,24 @@
 // Linear from 0, or logarithmic when a linear axis would squeeze the smallest value (or where asked for).
 function makeAxis(values, length, { log = null } = {}) {
   const positive = values.filter(value => value > 0 && Number.isFinite(value));
-  let low = Infinity, high = 0;
-  for (const value of positive) { low = Math.min(low, value); high = Math.max(high, value); }
-  if (!positive.length) { low = 1; high = 1; }
+  let low = Infinity,
+    high = 0;
+  for (const value of positive) {
+    low = Math.min(low, value);
+    high = Math.max(high, value);
+  }
+  if (!positive.length) {
+    low = 1;
+    high = 1;
+  }
   const logarithmic = log ?? high > 20 * low;
-  if (logarithmic) { low /= 1.15; high *= 1.15; } else { low = 0; high *= 1.04; }
+  if (logarithmic) {
+    low /= 1.15;
+    high *= 1.15;
+  } else {
+    low = 0;
+    high *= 1.04;
+  }
   const share = logarithmic
     ? value => Math.log(Math.max(value, low) / low) / Math.log(high / low)
     : value => value / high;
@@ -25,7 +38,8 @@ function linearTicks(high) {
 
 function logTicks(low, high) {
   const decades = Math.log10(high / low);
-  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+  const first = Math.floor(Math.log10(low)),
+    last = Math.ceil(Math.log10(high));
   if (decades < 0.5) return fineTicks(low, high);
   const skip = Math.ceil(decades / 6);
   const factors = decades <= 1.3 ? [1, 2, 5] : decades <= 2.6 ? [1, 3] : [1];
@@ -36,9 +50,11 @@ function logTicks(low, high) {
 
 // Within less than half a decade round steps are nearly even on a logarithmic axis too.
 function fineTicks(low, high) {
-  const span = high - low, power = 10 ** Math.floor(Math.log10(span / 3));
+  const span = high - low,
+    power = 10 ** Math.floor(Math.log10(span / 3));
   const step = [1, 2, 2.5, 5, 10].map(m => m * power).find(s => s >= span / 4);
-  const first = Math.ceil(low / step), last = Math.floor(high / step);
+  const first = Math.ceil(low / step),
+    last = Math.floor(high / step);
   return Array.from({ length: last - first + 1 }, (_, k) => (first + k) * step);
 }
 

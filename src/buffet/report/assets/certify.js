@@ -4,12 +4,22 @@
   const data = pageData();
   const bound = data.at_eps ? "proven margin" : `certified ${data.norm} radius`;
   const facts = task => [
-    ...(data.at_eps ? [["verdict", task.verdict]] : [["certified", task.texts.certified], ["attacked", task.texts.attacked]]),
+    ...(data.at_eps
+      ? [["verdict", task.verdict]]
+      : [
+          ["certified", task.texts.certified],
+          ["attacked", task.texts.attacked],
+        ]),
     ["margin", task.texts.margin],
   ];
   const items = data.tasks.map(task => ({
-    words: task.words, shade: task.shade, title: task.text, lines: facts(task),
-    label: facts(task).map(([name, value]) => `${name} ${value}`).join(", "),
+    words: task.words,
+    shade: task.shade,
+    title: task.text,
+    lines: facts(task),
+    label: facts(task)
+      .map(([name, value]) => `${name} ${value}`)
+      .join(", "),
   }));
   place("words").append(wordMap(data.tokens, items, "The sentence; arrow keys go from word to word"));
   if (data.edges.length) place("words").append(legend(data.edges, bound));
@@ -20,17 +30,46 @@
     const proven = axis.at(task.strength);
     const tick = data.at_eps || task.attacked === null ? null : axis.at(task.attacked);
     const end = data.at_eps ? proven : tick === null ? 100 : Math.max(tick, proven);
-    const note = data.at_eps ? `${task.verdict}, ${task.texts.margin}` : `${task.texts.certified} … ${task.texts.attacked}`;
+    const note = data.at_eps
+      ? `${task.verdict}, ${task.texts.margin}`
+      : `${task.texts.certified} … ${task.texts.attacked}`;
     return { name: task.text, proven, end, tick, note, label: `${task.text}: ${note}` };
   });
-  const name = data.at_eps ? "proven lower bound of the margin; the axis ends at the clean margin" : `radius (${data.norm})`;
-  place("brackets").append(...(data.at_eps ? [] : [bracketKey()]), bracketChart(bars, axis, axis.log ? `${name}, logarithmic` : name));
+  const name = data.at_eps
+    ? "proven lower bound of the margin; the axis ends at the clean margin"
+    : `radius (${data.norm})`;
+  place("brackets").append(
+    ...(data.at_eps ? [] : [bracketKey()]),
+    bracketChart(bars, axis, axis.log ? `${name}, logarithmic` : name),
+  );
 
   const columns = [
     { name: "#", left: true, cell: task => task.rows, key: task => task.words[0] },
     { name: "word", left: true, cell: task => task.text, key: task => task.text },
-    ...(data.at_eps ? [{ name: "verdict", left: true, cell: task => task.verdict, key: task => task.verdict, style: task => task.verdict }] : []),
-    ...["certified", "attacked", "margin"].map(key => ({ name: key, cell: task => task.texts[key], key: task => task[key] })),
+    ...(data.at_eps
+      ? [
+          {
+            name: "verdict",
+            left: true,
+            cell: task => task.verdict,
+            key: task => task.verdict,
+            style: task => task.verdict,
+          },
+        ]
+      : []),
+    ...["certified", "attacked", "margin"].map(key => ({
+      name: key,
+      cell: task => task.texts[key],
+      key: task => task[key],
+    })),
   ];
-  place("numbers").append(makeTable({ caption: "Every word", columns, rows: data.tasks, portion: 200, sort: { column: "#", direction: "ascending" } }));
+  place("numbers").append(
+    makeTable({
+      caption: "Every word",
+      columns,
+      rows: data.tasks,
+      portion: 200,
+      sort: { column: "#", direction: "ascending" },
+    }),
+  );
 }

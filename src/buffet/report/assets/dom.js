@@ -12,7 +12,8 @@ function fill(node, attributes, children) {
 }
 
 const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-const shape = (tag, attributes = {}, ...children) => fill(document.createElementNS(NAMESPACE, tag), attributes, children);
+const shape = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(NAMESPACE, tag), attributes, children);
 const place = id => document.getElementById(id);
 
 function pageData() {
@@ -51,5 +52,9 @@ const tooltip = {
   },
 };
 
-addEventListener("keydown", event => { if (event.key === "Escape") tooltip.hide(); });
-addEventListener("pointerdown", event => { if (!event.target.closest(".chip, .plot")) tooltip.hide(); });
+addEventListener("keydown", event => {
+  if (event.key === "Escape") tooltip.hide();
+});
+addEventListener("pointerdown", event => {
+  if (!event.target.closest(".chip, .plot")) tooltip.hide();
+});

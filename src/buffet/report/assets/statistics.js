@@ -3,7 +3,8 @@
 const mean = values => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 function quantile(sorted, share) {
-  const at = share * (sorted.length - 1), below = Math.floor(at);
+  const at = share * (sorted.length - 1),
+    below = Math.floor(at);
   return sorted[below] + (sorted[Math.min(below + 1, sorted.length - 1)] - sorted[below]) * (at - below);
 }
 
@@ -32,14 +33,22 @@ function groupBy(rows, key) {
 }
 
 function summaryLine(rows, failed, data) {
-  const ratios = rows.map(row => row.ratio).filter(value => value !== null).sort((a, b) => a - b);
+  const ratios = rows
+    .map(row => row.ratio)
+    .filter(value => value !== null)
+    .sort((a, b) => a - b);
   const brackets = rows.map(bracket).filter(value => value !== null);
   const both = rows.filter(row => row.against);
   const [ours, theirs] = [both, both.map(row => row.against)].map(list => list.reduce((s, r) => s + r.seconds, 0));
   return {
-    model: rows[0].model, norm: rows[0].norm, method: rows[0].method,
-    tasks: rows.length, failed,
-    mean: ifAny(ratios, mean), median: ifAny(ratios, values => quantile(values, 0.5)), worst: ifAny(ratios, values => values[0]),
+    model: rows[0].model,
+    norm: rows[0].norm,
+    method: rows[0].method,
+    tasks: rows.length,
+    failed,
+    mean: ifAny(ratios, mean),
+    median: ifAny(ratios, values => quantile(values, 0.5)),
+    worst: ifAny(ratios, values => values[0]),
     bracket: ifAny(brackets, mean),
     good: ifAny(brackets, values => shareOf(values, data.good)),
     fair: ifAny(brackets, values => shareOf(values, data.fair)),
@@ -69,6 +78,12 @@ function bestOf(rows) {
   return [...best.values()];
 }
 
-const floored = (value, digits) => (value === null ? "–" : (Math.floor(value * 10 ** digits) / 10 ** digits).toFixed(digits));
+const floored = (value, digits) =>
+  value === null ? "–" : (Math.floor(value * 10 ** digits) / 10 ** digits).toFixed(digits);
 const percent = value => (value === null ? "–" : `${Math.floor(100 * value)} %`);
-const seconds = value => (value < 100 ? `${value.toPrecision(3)} s` : value < 6000 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`);
+const seconds = value =>
+  value < 100
+    ? `${value.toPrecision(3)} s`
+    : value < 6000
+      ? `${Math.round(value / 60)} min`
+      : `${(value / 3600).toFixed(1)} h`;

@@ -15,27 +15,43 @@
   const failures = prepared(data.failure_columns, data.failures);
   compare(rows, data.reference);
 
-  const filter = place("filter"), cardsAtOnce = 10;
+  const filter = place("filter"),
+    cardsAtOnce = 10;
   const choice = name => (filter.elements[name].value === "" ? null : Number(filter.elements[name].value));
   const lower = data.sentences.map(sentence => sentence.text.toLowerCase());
-  for (const [name, values] of [["model", data.models], ["norm", data.norms], ["method", data.methods]]) {
+  for (const [name, values] of [
+    ["model", data.models],
+    ["norm", data.norms],
+    ["method", data.methods],
+  ]) {
     filter.elements[name].append(...values.map((value, number) => element("option", { value: number }, value)));
     filter.elements[name].closest("label").hidden = values.length < 2;
   }
 
   function allowed() {
-    const [model, norm, method, text] = [choice("model"), choice("norm"), choice("method"), filter.elements.text.value.trim().toLowerCase()];
-    return row => (model === null || row.model === model) && (norm === null || row.norm === norm)
-      && (method === null || row.method === method) && (text === "" || lower[row.sentence].includes(text));
+    const [model, norm, method, text] = [
+      choice("model"),
+      choice("norm"),
+      choice("method"),
+      filter.elements.text.value.trim().toLowerCase(),
+    ];
+    return row =>
+      (model === null || row.model === model) &&
+      (norm === null || row.norm === norm) &&
+      (method === null || row.method === method) &&
+      (text === "" || lower[row.sentence].includes(text));
   }
 
   // A section without content says so, or disappears if there is none of it at all.
   function show(id, content) {
     const nodes = [content].flat().filter(Boolean);
-    place(id).replaceChildren(...(nodes.length ? nodes : [element("p", { class: "empty" }, "Nothing to show for this filter.")]));
+    place(id).replaceChildren(
+      ...(nodes.length ? nodes : [element("p", { class: "empty" }, "Nothing to show for this filter.")]),
+    );
   }
 
-  let shown = [], best = [];
+  let shown = [],
+    best = [];
 
   function drawCharts() {
     show("trade-off", tradeOff(data, shown, place("trade-off")));
@@ -50,7 +66,9 @@
     let next = 0;
     const more = element("button", { type: "button", class: "more" });
     const add = () => {
-      list.append(...sentences.slice(next, next + cardsAtOnce).map(([number, group]) => sentenceCard(data, number, group)));
+      list.append(
+        ...sentences.slice(next, next + cardsAtOnce).map(([number, group]) => sentenceCard(data, number, group)),
+      );
       next += cardsAtOnce;
       more.hidden = next >= sentences.length;
       more.textContent = `Show more (${(sentences.length - next).toLocaleString("en")} sentences left)`;
@@ -80,10 +98,18 @@
   }
 
   let waiting = 0;
-  filter.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(draw, 120); });
+  filter.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(draw, 120);
+  });
   filter.addEventListener("submit", event => event.preventDefault());
   filter.addEventListener("reset", () => setTimeout(draw, 0));
   let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; requestAnimationFrame(drawCharts); } });
+  addEventListener("resize", () => {
+    if (innerWidth !== width) {
+      width = innerWidth;
+      requestAnimationFrame(drawCharts);
+    }
+  });
   draw();
 }

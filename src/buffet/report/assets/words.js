@@ -13,12 +13,24 @@ function wordMap(tokens, items, label) {
     const found = about.get(word);
     if (!found) return element("span", { class: "token" }, token);
     const weakest = found.reduce((a, b) => (b.shade < a.shade ? b : a));
-    const spoken = found.slice(0, 4).map(item => item.label).join("; ");
-    const chip = element("button", {
-      type: "button", class: `token chip s${weakest.shade}`, tabindex: "-1", "aria-label": `${token}: ${spoken}`,
-    }, token);
+    const spoken = found
+      .slice(0, 4)
+      .map(item => item.label)
+      .join("; ");
+    const chip = element(
+      "button",
+      {
+        type: "button",
+        class: `token chip s${weakest.shade}`,
+        tabindex: "-1",
+        "aria-label": `${token}: ${spoken}`,
+      },
+      token,
+    );
     const show = () => {
-      const lines = found.slice(0, 4).flatMap(item => (found.length > 1 ? [[item.title, ""], ...item.lines] : item.lines));
+      const lines = found
+        .slice(0, 4)
+        .flatMap(item => (found.length > 1 ? [[item.title, ""], ...item.lines] : item.lines));
       if (found.length > 4) lines.push(["", `and ${found.length - 4} more`]);
       tooltip.show(chip.getBoundingClientRect(), found.length > 1 ? token : found[0].title, lines);
     };
@@ -38,20 +50,29 @@ function wordMap(tokens, items, label) {
     stops[to].tabIndex = 0;
     stops[to].focus();
   };
-  return element("div", { class: "words", role: "group", "aria-label": label, keydown: move }, chips.flatMap(chip => [chip, " "]));
+  return element(
+    "div",
+    { class: "words", role: "group", "aria-label": label, keydown: move },
+    chips.flatMap(chip => [chip, " "]),
+  );
 }
 
 // The ramp with the values at which one colour becomes the next.
 function legend(edges, what) {
   const last = edges.length;
-  const steps = Array.from({ length: last + 1 }, (_, step) => element(
-    "span", {},
-    element("i", { class: `s${step}` }, { 0: "fragile", [last]: "robust" }[step] ?? ""),
-    step < last ? element("b", {}, edges[step]) : null,
-  ));
+  const steps = Array.from({ length: last + 1 }, (_, step) =>
+    element(
+      "span",
+      {},
+      element("i", { class: `s${step}` }, { 0: "fragile", [last]: "robust" }[step] ?? ""),
+      step < last ? element("b", {}, edges[step]) : null,
+    ),
+  );
   const spoken = `Colours of ${what}, from fragile to robust: below ${edges[0]} to above ${edges[last - 1]}`;
   return element(
-    "div", { class: "legend", role: "img", "aria-label": spoken },
-    element("span", {}, what), element("span", { class: "ramp" }, steps),
+    "div",
+    { class: "legend", role: "img", "aria-label": spoken },
+    element("span", {}, what),
+    element("span", { class: "ramp" }, steps),
   );
 }
