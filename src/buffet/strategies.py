@@ -66,7 +66,7 @@ def secant(
         if math.isinf(high):
             # Just short of the expected root, then past it, and ever further when that was not enough.
             aim = root * (1.02 if rises else 1 - tolerance / 2)
-            eps = min(max(aim, (1 + 0.01 * 8**rises) * low), 4 * low, largest)
+            eps = min(max(aim, (1 + 0.01 * 8 ** (rises - 1)) * low), 4 * low, largest)
             rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
@@ -74,8 +74,9 @@ def secant(
         if low == 0:
             # A little short of the expected root, and ever further when that was too much.
             falls += 1
-            telling = falls == 1 and margin > -clean and root < high
-            eps = 0.97 * root if telling else (1 - 0.2 * falls if falls < 4 else 1 / 8) * high
+            telling = root < high and (falls == 1 or margin > -NEARLY * clean) and margin > -clean
+            short = 0.03 if falls == 1 else 0.01 * falls
+            eps = (1 - short) * root if telling else (1 - 0.2 * falls if falls < 4 else 1 / 8) * high
         elif not low < root < high or slow >= 2:
             slow = 0
             # An ε of unknown magnitude is halved geometrically.
@@ -88,6 +89,8 @@ def secant(
 
 Shape = Callable[[float], float]
 """From the logarithm of a deficit to that of ε, relative to the root."""
+NEARLY = 0.2
+"""A failed margin this near to 0, as a share of the clean one, still tells where the root is."""
 STEEPNESS = 5.0
 """The deficit grows about like this power of ε, where nothing better is known."""
 
