@@ -23,6 +23,8 @@ from buffet.cli.methods import methods
 from buffet.cli.models import models
 from buffet.cli.report import EXAMPLES as REPORT_EXAMPLES
 from buffet.cli.report import report
+from buffet.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
+from buffet.cli.reproduce import reproduce
 from buffet.cli.soundness import EXAMPLES as SOUNDNESS_EXAMPLES
 from buffet.cli.soundness import soundness
 from buffet.cli.summary import EXAMPLES as SUMMARY_EXAMPLES
@@ -50,6 +52,7 @@ COMMANDS: Mapping[str, Command] = {
     "sweep": Command(sweep, SWEEP_EXAMPLES),
     "summary": Command(summary, SUMMARY_EXAMPLES),
     "report": Command(report, REPORT_EXAMPLES),
+    "reproduce": Command(reproduce, REPRODUCE_EXAMPLES),
     "soundness": Command(soundness, SOUNDNESS_EXAMPLES),
     "bench": Command(bench, BENCH_EXAMPLES),
 }

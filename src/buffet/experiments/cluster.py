@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from buffet.errors import BuffetError
-from buffet.experiments.work import Job
-from buffet.experiments.workers import Died, Done, Failed, News, Ready, execute
+from buffet.experiments.workers import Died, Done, Failed, Job, News, Ready, execute
 
 CONNECT_SECONDS = 5.0
 

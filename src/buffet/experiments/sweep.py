@@ -160,6 +160,7 @@ class _Driver:
             for _, unit in pending:
                 self._write(unit, Ground(), replace(result, reason=trouble))
             return
+        assert isinstance(ticket.job, UnitJob)
         self._write(ticket.job.unit, ticket.job.ground, result)
 
     def _write(self, unit: Unit, ground: Ground, result: Done | Failed) -> None:

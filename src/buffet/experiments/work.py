@@ -136,9 +136,6 @@ class UnitJob:
         return Findings(tuple(answers), found.seconds)
 
 
-Job = GroundJob | UnitJob
-
-
 @lru_cache(maxsize=2)
 def _model(source: ModelSource) -> Model:
     """The model, checked to be the one the plan was made for."""

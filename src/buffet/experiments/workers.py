@@ -22,12 +22,19 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 
 from buffet.errors import BuffetError
-from buffet.experiments.work import Findings, Ground, Job
 
 STILLBORN = 3
 """Workers that may die one after the other before they are ready: after that, none will live."""
 PATIENCE = 1.0
 """Seconds between two looks at how many workers there may be."""
+
+
+@runtime_checkable
+class Job(Protocol):
+    """Something to do, in whatever process: it can be pickled, and so can its answer."""
+
+    def run(self) -> object:
+        """The answer; the same in every process."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Ready:
 class Done:
     """A job was answered."""
 
-    answer: Ground | Findings
+    answer: object
 
 
 @dataclass(frozen=True)
