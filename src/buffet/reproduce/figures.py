@@ -35,8 +35,8 @@ STYLES = {
 SCATTERED = ("r-buffet", "o-buffet", "lse+o-buffet", "buffet")
 COLUMNS = 3
 """Panels side by side."""
-MINOR = (0.5, 2.0, 3.0, 5.0)
-"""Ticks between the powers of ten that are named."""
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
+"""Where an axis of ratios has names."""
 INK, FAINT = "#222222", "#8a8a8a"
 SETTINGS: Any = {
     "font.size": 9,
@@ -117,12 +117,12 @@ def _saved(canvas: Canvas, kind: str) -> bytes:
     return data.getvalue()
 
 
-def _legend(canvas: Canvas, axes: Axes, columns: int = 4) -> None:
+def _legend(canvas: Canvas, axes: Sequence[Axes]) -> None:
     """One legend for all panels, above them."""
-    handles, labels = axes.get_legend_handles_labels()
-    canvas.legend(
-        handles, labels, loc="outside upper center", ncols=columns, frameon=False, handletextpad=0.3
-    )
+    entries = [axis.get_legend_handles_labels() for axis in axes]
+    found = {label: handle for entry in entries for handle, label in zip(*entry, strict=True)}
+    where: Any = {"loc": "outside upper center", "ncols": len(found), "frameon": False, "handletextpad": 0.3}
+    canvas.legend(list(found.values()), list(found), **where)
 
 
 def _scatter(results: Results, data: str, title: str, subjects: Sequence[Subject]) -> Figure:
@@ -137,38 +137,29 @@ def _scatter(results: Results, data: str, title: str, subjects: Sequence[Subject
             top = 1.0
             for method in SCATTERED:
                 colour, marker = STYLES[method]
-                pairs = results.pairs(model, method)
+                if not (pairs := results.pairs(model, method)):
+                    continue
                 x, y = [p.reference / unit for p in pairs], [p.certified / unit for p in pairs]
                 look: dict[str, Any] = {"s": 28, "alpha": 0.9, "linewidths": 0.5, "edgecolors": "white"}
                 axis.scatter(x, y, c=colour, marker=marker, label=method, clip_on=False, zorder=3, **look)
                 top = max([top, *y])
             axis.plot([0, 1.05], [0, 1.05], color=FAINT, linewidth=1)
-            axis.annotate("y = x", (1.05, 1.05), color=FAINT, fontsize=8, ha="right", va="bottom")
+            axis.annotate("y = x", (1.0, 0.93), color=FAINT, fontsize=8, ha="right", va="top")
             axis.set(title=model, xlim=(0, 1.05), ylim=(0, 1.05 * top), xlabel="baseline's ε, normalised")
         axes[0].set_ylabel("certified ε, normalised")
-        _legend(canvas, axes[0])
+        _legend(canvas, axes)
 
-    header = (
-        "model",
-        "method",
-        "sentence",
-        "word",
-        "baseline",
-        "certified",
-        "baseline_norm",
-        "certified_norm",
-    )
+    header = ("model", "method", "task", "baseline", "certified", "baseline_norm", "certified_norm")
     records = [
         (
             model,
-            m,
-            p.row.sentence,
-            p.row.tokens[0],
-            *(v / u for u in (1, unit) for v in (p.reference, p.certified)),
+            method,
+            results.number(model, p.row.sentence, p.row.words),
+            *(value / unit for unit in (1.0, reach[model]) for value in (p.reference, p.certified)),
         )
-        for model, unit in reach.items()
-        for m in SCATTERED
-        for p in results.pairs(model, m)
+        for model in reach
+        for method in SCATTERED
+        for p in results.pairs(model, method)
     ]
     caption = (
         f"{title}: the largest certified ε of every task against the baseline's, both divided by the largest "
@@ -201,9 +192,9 @@ def _boxes(results: Results, data: str, title: str, subjects: Sequence[Subject])
                 axis.scatter(spots, values, s=7, c=colour, linewidths=0, alpha=0.8, zorder=3)
             axis.axhline(1, color=FAINT, linewidth=1, zorder=0)
             axis.set_yscale("log")
-            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g} ×")
-            axis.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value in MINOR else "")
-            axis.tick_params(axis="y", which="minor", labelsize=7)
+            low, high = axis.get_ylim()
+            axis.set_yticks(named := [t for t in TICKS if low < t < high], [f"{t:g} ×" for t in named])
+            axis.set_yticks([], minor=True)
             axis.set_xticks(range(len(methods)), methods, rotation=40, ha="right", rotation_mode="anchor")
             axis.set_title(subject.preset)
         axes[0].set_ylabel("certified ε / baseline's")
@@ -254,9 +245,9 @@ def _curves(results: Results, subjects: Sequence[Subject]) -> Figure:
             axis.set_ylim(bottom=min(-1.15, *(v for c in curves for v in c)))
         axes[0].set_ylabel("margin, normalised")
 
-    header = ("model", "sentence", "word", "eps", "baseline", "step", "margin")
+    header = ("model", "task", "eps", "baseline", "step", "margin")
     records = [
-        (c.model, c.sentence, c.token, c.eps, c.reference, step, margin)
+        (c.model, results.number(c.model, c.sentence, (c.word,)), c.eps, c.reference, step, margin)
         for s in subjects
         for c in results.learning(s.preset)
         for step, margin in enumerate(c.steps)

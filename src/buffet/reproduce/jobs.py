@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -68,10 +69,11 @@ class AccuracyJob:
 
     model: Path
     data: Path
+    sha256: str  # of the data
 
-    @property
+    @cached_property
     def key(self) -> str:
-        return digest(["accuracy", model_digest(str(self.model)), read_data(self.data).sha256])
+        return digest(["accuracy", model_digest(str(self.model)), self.sha256])
 
     def run(self) -> Accuracy:
         model, data = load(self.model), read_data(self.data)
@@ -105,9 +107,9 @@ class CurveJob:
     radius: float  # the reference's
     steps: int
 
-    @property
+    @cached_property
     def key(self) -> str:
-        values = {k: str(v) for k, v in vars(self).items() if k != "model"}
+        values = {name: str(value) for name, value in asdict(self).items() if name != "model"}
         return digest(["curve", model_digest(str(self.model)), values])
 
     def run(self) -> Curve:

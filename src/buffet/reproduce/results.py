@@ -82,6 +82,18 @@ class Results:
         known = {row.method for row in self.rows if row.model == model}
         return tuple(method for method in METHODS if method in known)
 
+    def number(self, model: str, sentence: str, words: tuple[int, ...]) -> int:
+        """Which task of a model it is, from 1: data that is passed on names no sentences."""
+        return self._numbers[model, sentence, words]
+
+    @cached_property
+    def _numbers(self) -> Mapping[tuple[str, str, tuple[int, ...]], int]:
+        numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        for subject in self.subjects:
+            tasks = dict.fromkeys((r.sentence, r.words) for r in self.rows if r.model == subject.preset)
+            numbers |= {(subject.preset, *task): place for place, task in enumerate(tasks, 1)}
+        return numbers
+
     def pairs(self, model: str, method: str) -> tuple[Pair, ...]:
         """The radii of the tasks that a method and the reference answered."""
         ours, theirs = (

@@ -90,17 +90,17 @@ def reproduce(
         command: what the index page gives as the command.
         draw_only: do no work, and draw what is there.
     """
-    workers = fleet or LocalFleet(None, 1)
+    workers = None if draw_only else fleet or LocalFleet(None, 1)
     place.directory("models")
     data = {name: _summary(place, scale.about(name)[0]) for name in scale.data}
     with _timed(place, "training"):
-        _train(place, scale, None if draw_only else workers, report)
+        _train(place, scale, workers, report)
     with _timed(place, "accuracy"):
-        accuracies = _accuracies(place, scale, None if draw_only else workers, report)
+        accuracies = _accuracies(place, scale, data, workers, report)
     with _timed(place, "radii"):
-        rows = _radii(place, scale, None if draw_only else workers, report)
+        rows = _radii(place, scale, workers, report)
     with _timed(place, "margins"):
-        curves = _curves(place, scale, rows, None if draw_only else workers, report)
+        curves = _curves(place, scale, rows, workers, report)
     results = Results(scale, data, accuracies, tuple(rows), tuple(curves), _times(place))
     return _write(place, results, command)
 
@@ -129,9 +129,15 @@ def _train(place: Workspace, scale: Scale, fleet: Fleet[Any] | None, report: Cal
 
 
 def _accuracies(
-    place: Workspace, scale: Scale, fleet: Fleet[Any] | None, report: Callable[[Stage], None]
+    place: Workspace,
+    scale: Scale,
+    data: Mapping[str, DataSummary],
+    fleet: Fleet[Any] | None,
+    report: Callable[[Stage], None],
 ) -> dict[str, Accuracy]:
-    jobs = {s.preset: AccuracyJob(place.model(s), place.folder(s)) for s in scale.subjects}
+    jobs = {
+        s.preset: AccuracyJob(place.model(s), place.folder(s), data[s.data].sha256) for s in scale.subjects
+    }
     found = _remembered(place, "accuracy", list(jobs.values()), Accuracy, fleet, report)
     return {preset: found[job.key] for preset, job in jobs.items() if job.key in found}
 

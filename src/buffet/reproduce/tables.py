@@ -28,15 +28,16 @@ ESCAPES = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: the first column is left-aligned, the others are numbers."""
+    """A table as text: the first `labels` columns are words, the others numbers."""
 
     name: str
     caption: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    labels: int = 1
 
     def markdown(self) -> str:
-        rule = ["---", *["---:"] * (len(self.header) - 1)]
+        rule = ["---"] * self.labels + ["---:"] * (len(self.header) - self.labels)
         lines = (self.header, rule, *self.rows)
         return "".join(
             f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in lines
@@ -50,7 +51,7 @@ class Table:
             r"  \centering",
             rf"  \caption{{{_escaped(self.caption)}}}",
             rf"  \label{{tab:{self.name}}}",
-            rf"  \begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
+            rf"  \begin{{tabular}}{{{'l' * self.labels}{'r' * (len(self.header) - self.labels)}}}",
             r"    \toprule",
             f"    {body[0]}",
             r"    \midrule",
@@ -138,6 +139,7 @@ def _radii(results: Results) -> Table:
         "mean share of the attacked radius, above which the answer is known to change.",
         header=("model", "method", "tasks", "mean ×", "median ×", "worst ×", "of attacked"),
         rows=tuple(rows),
+        labels=2,
     )
 
 

@@ -1,0 +1,204 @@
+"""The whole evaluation on tiny models and data: what it writes, that it continues, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_sweep import Inline
+
+from buffet.cli import main
+from buffet.errors import BuffetError
+from buffet.experiments import read_rows
+from buffet.reproduce import SCALES, Scale, Stage, Subject, Workspace, reproduce
+from buffet.reproduce.scales import COMPARED
+from buffet.reproduce.tables import Table, ratio
+from buffet.train import preset_names
+from tiny_checkpoint import SENTENCES
+
+TRAINING = {"width": 8, "inner": 8, "heads": 2, "epochs": 1, "batch": 4, "min_count": 1, "weight_decay": 0.0}
+TINY = Scale(
+    name="tiny",
+    summary="as small as can be",
+    subjects=(
+        Subject("sst-small-1", tasks=2, thorough=1, curves=1, margins=1),
+        Subject("yelp-small-1", tasks=1, thorough=0, curves=0),
+    ),
+    min_words=1,
+    max_words=5,
+    curve_steps=4,
+    margin_steps=2,
+    training=TRAINING,
+)
+
+
+class Interrupted(Exception):
+    """What the impatient user does."""
+
+
+class Impatient(Inline):
+    """A fleet that is interrupted after some jobs."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__()
+        self.left = jobs
+
+    def send(self, worker: str, job: Any) -> None:
+        if not self.left:
+            raise Interrupted
+        self.left -= 1
+        super().send(worker, job)
+
+
+def write_data(directory: Path) -> Path:
+    """Two datasets of short sentences."""
+    for name in ("sst2", "yelp"):
+        (directory / name).mkdir(parents=True)
+        for part, start in (("train", 0), ("dev", 1), ("test", 2)):
+            chosen = [f"{s} {part}" if part == "train" else s for s in SENTENCES][start:]
+            lines = [f"{sentence}\t{place % 2}" for place, sentence in enumerate(chosen)]
+            (directory / name / f"{part}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    home = tmp_path_factory.mktemp("reproduce")
+    (home / "out").mkdir()
+    return Workspace(write_data(home / "data"), home / "out")
+
+
+@pytest.fixture(scope="module")
+def page(place: Workspace) -> Path:
+    """An evaluation that was interrupted again and again."""
+    for _ in range(60):
+        try:
+            return reproduce(place, TINY, Impatient(jobs=5), command="buffet reproduce")
+        except Interrupted:
+            continue
+    raise AssertionError("it never ends")
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for kind in ("figures", "tables") for p in (directory / kind).iterdir()}
+
+
+def test_it_writes_every_figure_and_table_and_a_page_that_shows_them(page: Path) -> None:
+    names = {path.name for path in page.parent.glob("*/*.*")}
+    figures = ("scatter-sst", "scatter-yelp", "boxes-sst", "boxes-yelp", "margin-curves")
+    assert {f"{name}.{kind}" for name in figures for kind in ("svg", "png", "csv")} <= names
+    tables = ("datasets", "accuracy", "radii", "lse", "margins", "times")
+    assert {f"{name}.{kind}" for name in tables for kind in ("md", "tex", "csv")} <= names
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (page.parent / link).is_file(), link
+    assert "buffet reproduce\n" in text
+    assert "PyTorch" in text
+    assert str(page.parent) not in text
+    assert not any(sentence in text for sentence in SENTENCES)
+
+
+def test_rows_and_margins_are_what_the_scale_asks_for(page: Path, place: Workspace) -> None:
+    rows = read_rows(place.rows)
+    assert len(rows) == 3 * len(COMPARED) + 2
+    assert all(row.ok and row.gold == row.label for row in rows)
+    margins = [json.loads(path.read_text()) for path in (place.out / "margins").iterdir()]
+    curves = [m for m in margins if m["share"] == 1.1]
+    assert [len(m["steps"]) for m in curves] == [4]
+    assert len(margins) - len(curves) == 6
+    for m in margins:
+        assert m["margin"] >= m["reference"] - 1e-9 or m["method"] == "lse"
+    radii = {(r.model, r.sentence): r.certified for r in rows if r.method == "baseline"}
+    for m in margins:
+        assert m["eps"] == pytest.approx(m["share"] * radii[m["model"], m["sentence"]])
+
+
+def test_data_of_figures_names_no_sentence_and_normalises(page: Path) -> None:
+    with (page.parent / "figures" / "scatter-sst.csv").open() as file:
+        records = list(csv.DictReader(file))
+    assert {r["method"] for r in records} == {"r-buffet", "o-buffet", "lse+o-buffet", "buffet"}
+    assert {r["task"] for r in records} == {"1", "2"}
+    assert max(float(r["baseline_norm"]) for r in records) == pytest.approx(1)
+    assert not any(sentence in str(records) for sentence in SENTENCES)
+
+
+def test_an_interrupted_run_gives_what_an_uninterrupted_one_gives(
+    page: Path, place: Workspace, tmp_path: Path
+) -> None:
+    told: list[Stage] = []
+    (tmp_path / "out").mkdir()
+    fresh = Workspace(place.data, tmp_path / "out", models=place.out / "models")
+    again = reproduce(fresh, TINY, Inline(), command="buffet reproduce", report=told.append)
+    ours, theirs = contents(page.parent), contents(again.parent)
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() - {f"times.{kind}" for kind in ("md", "tex", "csv")}:
+        assert ours[name] == theirs[name], name
+    assert not list((fresh.out / "models").iterdir())
+    assert [s for s in told if s.name == "radii"][-1] == Stage("radii", 20, 20)
+
+
+def test_a_finished_run_is_not_repeated_when_more_is_asked_for(page: Path, place: Workspace) -> None:
+    first, second = TINY.subjects
+    more = dataclasses.replace(TINY, subjects=(first, dataclasses.replace(second, tasks=2)))
+    fleet = Inline()
+    reproduce(place, more, fleet, command="buffet reproduce")
+    assert fleet.jobs == 1 + len(COMPARED)  # an attack and every method, about one more task
+
+
+def test_what_is_there_can_be_drawn(page: Path, place: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    part = Workspace(place.data, tmp_path / "out", models=place.out / "models")
+    lines = place.rows.read_bytes().splitlines(keepends=True)
+    part.rows.write_bytes(b"".join(lines[:4]))
+    drawn = reproduce(part, TINY, command="buffet reproduce", draw_only=True)
+    assert "scatter-sst.svg" in drawn.read_text()
+    assert "yelp-small-1" not in drawn.read_text()
+
+
+def test_tables_as_markdown_and_latex() -> None:
+    table = Table("t", "50 % of ε", ("model", "Δ a_b", "a|b"), (("m&m", ratio(1.239), ratio(None)),))
+    assert table.markdown() == "| model | Δ a_b | a\\|b |\n| --- | ---: | ---: |\n| m&m | 1.23 | – |\n"
+    latex = table.latex()
+    assert r"\caption{50 \% of $\varepsilon$}" in latex
+    assert r"model & $\Delta$ a\_b & a|b \\" in latex
+    assert r"m\&m & 1.23 & -- \\" in latex
+    assert latex.count("{") == latex.count("}")
+    assert table.csv() == "model,Δ a_b,a|b\nm&m,1.23,–\n"
+
+
+def test_the_scales_are_of_presets_and_the_paper_has_ten_models() -> None:
+    for scale in SCALES.values():
+        assert {subject.preset for subject in scale.subjects} <= set(preset_names())
+    assert [s.tasks for s in SCALES["paper"].subjects] == [140] * 10
+    assert SCALES["paper"].curve_steps == 1000
+
+
+def test_what_users_can_do_wrong(
+    place: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: str) -> str:
+        data = ["--data", str(place.data)] if "--data" not in arguments else []
+        assert main(["reproduce", *data, "--out", str(tmp_path / "out"), *arguments]) == 2
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        return message
+
+    assert "choose one of: small, paper" in refused("--scale", "large")
+    assert "no such directory" in refused("--data", str(tmp_path / "nowhere"))
+    assert "--workers" in refused("--workers", "0")
+    assert "--models" in refused("--models", str(tmp_path / "nowhere"))
+    assert "nothing to draw" in refused("--draw-only")
+    (tmp_path / "file").write_text("")
+    assert "--out" in refused("--out", str(tmp_path / "file"))
+
+
+def test_a_failure_ends_the_evaluation_with_its_reason(place: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    bad = dataclasses.replace(TINY, training={**TRAINING, "vocabulary": 5})
+    with pytest.raises(BuffetError, match="training: "):
+        reproduce(Workspace(place.data, tmp_path / "out"), bad, Inline(), command="")
