@@ -37,7 +37,7 @@ TINY = Scale(
 )
 
 
-class Interrupted(Exception):
+class InterruptionError(Exception):
     """What the impatient user does."""
 
 
@@ -50,7 +50,7 @@ class Impatient(Inline):
 
     def send(self, worker: str, job: Any) -> None:
         if not self.left:
-            raise Interrupted
+            raise InterruptionError
         self.left -= 1
         super().send(worker, job)
 
@@ -79,7 +79,7 @@ def page(place: Workspace) -> Path:
     for _ in range(60):
         try:
             return reproduce(place, TINY, Impatient(jobs=5), command="buffet reproduce")
-        except Interrupted:
+        except InterruptionError:
             continue
     raise AssertionError("it never ends")
 
