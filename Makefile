@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SENTENCE ?= A gripping and moving film.
 
-.PHONY: install demo test lint format bench soundness clean
+.PHONY: install demo test lint format docs bench soundness clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,10 @@ lint: install
 format: install
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+# Warnings are errors: a broken link does not land. Needs no network.
+docs: install
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: install
 	@$(BIN)/buffet bench
