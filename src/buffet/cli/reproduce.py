@@ -55,8 +55,7 @@ def reproduce(
     to repeat them.
 
     The scale **small** trains five models of width 128 and takes about half an hour on 2 cores. The scale
-    **paper** trains the 10 models of the paper and asks 140 tasks of each: days on one machine. Its sweeps
-    are ordinary ones, so many machines can do them.
+    **paper** trains the 10 models of the paper and asks 140 tasks of each: days on one machine.
 
     It can be interrupted at any moment, in any way: the same command continues.
     """

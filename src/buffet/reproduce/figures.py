@@ -69,12 +69,16 @@ class Figure:
         return {"svg": self.svg, "png": self.png, "csv": self.csv}
 
 
-def figures(results: Results) -> list[Figure]:
-    """Every figure there is something to draw in: scatter and box plots per dataset, the margin curves."""
+def check_drawing() -> None:
+    """Refuse, before any work is done, to draw without matplotlib."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise BuffetError("drawing figures needs matplotlib: pip install 'buffet[plots]'") from None
+
+
+def figures(results: Results) -> list[Figure]:
+    """Every figure there is something to draw in: scatter and box plots per dataset, the margin curves."""
     drawn: list[Figure] = []
     for data in results.scale.data:
         subjects = [s for s in results.subjects if s.data == data and len(results.methods(s.preset)) > 1]
@@ -144,7 +148,7 @@ def _scatter(results: Results, data: str, title: str, subjects: Sequence[Subject
                 axis.scatter(x, y, c=colour, marker=marker, label=method, clip_on=False, zorder=3, **look)
                 top = max([top, *y])
             axis.plot([0, 1.05], [0, 1.05], color=FAINT, linewidth=1)
-            axis.annotate("y = x", (1.0, 0.93), color=FAINT, fontsize=8, ha="right", va="top")
+            axis.annotate("y = x", (1.02, 0.84), color=FAINT, fontsize=8, ha="right", va="top")
             axis.set(title=model, xlim=(0, 1.05), ylim=(0, 1.05 * top), xlabel="baseline's ε, normalised")
         axes[0].set_ylabel("certified ε, normalised")
         _legend(canvas, axes)

@@ -20,7 +20,7 @@ from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
 from buffet.report import write_atomically
 from buffet.reproduce import scales
-from buffet.reproduce.figures import figures
+from buffet.reproduce.figures import check_drawing, figures
 from buffet.reproduce.index import index_page
 from buffet.reproduce.jobs import Accuracy, AccuracyJob, Curve, CurveJob, TrainJob
 from buffet.reproduce.results import DataSummary, Results
@@ -91,6 +91,7 @@ def reproduce(
         draw_only: do no work, and draw what is there.
     """
     workers = None if draw_only else fleet or LocalFleet(None, 1)
+    check_drawing()
     place.directory("models")
     data = {name: _summary(place, scale.about(name)[0]) for name in scale.data}
     with _timed(place, "training"):
