@@ -26,7 +26,7 @@ class Subject:
 
     preset: str  # of `buffet train`
     tasks: int  # asked to all methods of `COMPARED`
-    thorough: int  # the first of them, asked to `THOROUGH` too
+    thorough: int  # the first of them, asked to the thorough methods too
     curves: int  # the first of them, with a margin curve
     margins: int = 0  # the first of them, with margins at given sizes
 
@@ -48,6 +48,7 @@ class Scale:
     margin_steps: int
     norm: float = 2.0
     seed: int = 0
+    thorough: tuple[str, ...] = THOROUGH
     training: Mapping[str, object] = field(default_factory=dict)
 
     @property

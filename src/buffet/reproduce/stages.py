@@ -146,7 +146,7 @@ def _accuracies(
 def sweeps(place: Workspace, scale: Scale) -> list[SweepConfig]:
     """The sweeps of an evaluation: every model with the methods of the paper, then with the thorough ones."""
     asked = [(s, scales.COMPARED, s.tasks) for s in scale.subjects]
-    asked += [(s, scales.THOROUGH, s.thorough) for s in scale.subjects if s.thorough]
+    asked += [(s, scale.thorough, s.thorough) for s in scale.subjects if s.thorough]
     return [
         SweepConfig.model_validate(
             {
