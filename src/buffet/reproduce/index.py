@@ -38,8 +38,8 @@ def _introduction(results: Results) -> str:
     norm = f"L{scale.norm:g}".replace("inf", "∞")
     return (
         f"Scale *{scale.name}*: {scale.summary}. A task is one word of a test sentence the model answers "
-        f"rightly; it moves within an {norm} ball. {answered:,} radii were searched, {failed} failed. "
-        "Certified numbers are proven; ratios are rounded down."
+        f"rightly; it moves within an {norm} ball. {answered:,} of {scale.radii:,} radii were found, "
+        f"{failed} failed. Certified numbers are proven; ratios are rounded down."
     )
 
 
