@@ -64,7 +64,7 @@ def draw_planes() -> None:
     panels = []
     for column, alpha in enumerate((0.0, 0.5, 1.0)):
         axis = figure.add_subplot(grid[1, 2 * column : 2 * column + 2])
-        gap = x * y - plane(alpha, "lower", x, y)
+        gap = (x * y - plane(alpha, "lower", x, y)).clamp(0, 1)
         drawn = axis.contourf(coarse, coarse, gap, levels=torch.linspace(0, 1, 11).tolist(), cmap="viridis_r")
         axis.set(title=f"x·y − plane below, α = {alpha:g}", xlabel="x", ylabel="y", aspect="equal")
         panels.append(axis)
