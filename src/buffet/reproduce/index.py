@@ -71,7 +71,7 @@ def _repeat(results: Results, command: str) -> str:
                 f"- Seed of training, the choice of tasks and the attack: {', '.join(map(str, seeds))}.",
                 *(f"- Model `{name}`: digest `{digest}`." for name, digest in models.items()),
                 *(f"- Data `{data.name}`: sha256 `{data.sha256}`." for data in results.data.values()),
-                f"- {_cost(results)}",
+                *([f"- {_cost(results)}"] if results.times else []),
             ]
         ),
     ]

@@ -94,13 +94,13 @@ def reproduce(
     check_drawing()
     place.directory("models")
     data = {name: _summary(place, scale.about(name)[0]) for name in scale.data}
-    with _timed(place, "training"):
+    with _timed(place, "training", working=not draw_only):
         _train(place, scale, workers, report)
-    with _timed(place, "accuracy"):
+    with _timed(place, "accuracy", working=not draw_only):
         accuracies = _accuracies(place, scale, data, workers, report)
-    with _timed(place, "radii"):
+    with _timed(place, "radii", working=not draw_only):
         rows = _radii(place, scale, workers, report)
-    with _timed(place, "margins"):
+    with _timed(place, "margins", working=not draw_only):
         curves = _curves(place, scale, rows, workers, report)
     results = Results(scale, data, accuracies, tuple(rows), tuple(curves), _times(place))
     return _write(place, results, command)
@@ -309,8 +309,11 @@ def _write(place: Workspace, results: Results, command: str) -> Path:
 
 
 @contextmanager
-def _timed(place: Workspace, stage: str) -> Iterator[None]:
-    """Add the CPU seconds of a stage, those of its workers included, to what it took before."""
+def _timed(place: Workspace, stage: str, *, working: bool) -> Iterator[None]:
+    """Add the CPU seconds of a stage that works, those of its workers included, to what it took before."""
+    if not working:
+        yield
+        return
     before = _cpu()
     start = time.monotonic()
     try:
