@@ -54,7 +54,7 @@ def reproduce(
     PNG, CSV), **tables** (Markdown, LaTeX, CSV) and **index.md**, which shows them all with what is needed
     to repeat them.
 
-    The scale **small** trains five models of width 128 and takes about half an hour on 2 cores. The scale
+    The scale **small** trains five models of width 128; it is meant for half an hour on 2 cores. The scale
     **paper** trains the 10 models of the paper and asks 140 tasks of each: days on one machine.
 
     It can be interrupted at any moment, in any way: the same command continues.
