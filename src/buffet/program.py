@@ -30,10 +30,10 @@ class Op:
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def to(self, dtype: torch.dtype) -> Op:
-        """The same operation with its weights in another precision."""
+    def to(self, target: torch.dtype | torch.device) -> Op:
+        """The same operation with its weights in another precision, or on another device."""
         cast = {
-            f.name: value.to(dtype)
+            f.name: value.to(target)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor) and value.is_floating_point()
         }
@@ -229,9 +229,9 @@ class Program:
                 return node.op.weight.shape[-1]
         raise ValueError("a program without weights has no width")
 
-    def to(self, dtype: torch.dtype) -> Program:
-        """The same program with weights in another precision."""
-        return Program(tuple(replace(n, op=n.op.to(dtype)) for n in self.nodes))
+    def to(self, target: torch.dtype | torch.device) -> Program:
+        """The same program with weights in another precision, or on another device."""
+        return Program(tuple(replace(n, op=n.op.to(target)) for n in self.nodes))
 
     def margins(self, label: int) -> Program:
         """The same program ending in ``logit[label] − logit[other]``, one feature per other class.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ class RandomModel:
     config: ModelConfig
     program: Program
     program64: Program
+
+    def to(self, device: torch.device) -> RandomModel:
+        """The same model on another device."""
+        return replace(self, program=self.program.to(device), program64=self.program64.to(device))
 
 
 def random_model(config: ModelConfig, generator: torch.Generator, scale: float = 1.0) -> RandomModel:

@@ -212,7 +212,7 @@ class _Prover:
         """Learn at the edge of what can be proven, starting from `eps`; about the largest ε proven then."""
         q = self.query
         control = Control(self.memory, q.deadline)
-        sizes = torch.tensor(eps, dtype=torch.float64)
+        sizes = torch.tensor(eps, dtype=torch.float64, device=q.region.center.device)
         part = q.region.select(list(tasks))
         found = self.method.follow(
             self._scene, part, sizes, control, dtype=q.engine.dtype, chunk_bytes=q.engine.chunk

@@ -95,7 +95,7 @@ def initial_shares(
         known: shares of some nodes that are to be taken as they are.
     """
     shares: dict[int, Shares] = {}
-    tasks = bounds.region.tasks
+    tasks, device = bounds.region.tasks, bounds.region.center.device
     for index, node in enumerate(bounds.nodes[: None if upto is None else upto + 1]):
         clean = tuple(bounds.clean[i] for i in node.inputs)
         if known and index in known:
@@ -104,10 +104,11 @@ def initial_shares(
             shape = (tasks, *_term_shape(node.op, *clean))
             if start == "random":
                 generator = torch.Generator().manual_seed(index)
-                alphas = [torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2)]
+                draw = [torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2)]
+                alphas = [share.to(device) for share in draw]
             else:
                 alphas = [
-                    torch.as_tensor(a, dtype=torch.float64).expand(shape).clone()
+                    torch.as_tensor(a, dtype=torch.float64, device=device).expand(shape).clone()
                     for a in Relaxer(start).alphas(bounds, node)
                 ]
             shares[index] = dict(zip(SIDES, alphas, strict=True))
@@ -115,7 +116,7 @@ def initial_shares(
             continue
         elif isinstance(node.op, Softmax):
             keys = clean[0].unflatten(-1, (node.op.heads, -1)).shape
-            middle = torch.full((tasks, *keys, keys[-1]), 0.5, dtype=torch.float64)
+            middle = torch.full((tasks, *keys, keys[-1]), 0.5, dtype=torch.float64, device=device)
             mixture = better_bound(node.op, clean[0], *(bounds.boxes[i] for i in node.inputs))
             shares[index] = {"point": middle, "mixture": mixture, "shift": middle[..., 0, 0].clone()}
         elif isinstance(node.op, Apply):

@@ -171,7 +171,8 @@ class _Branch:
         known = (slope >= self.lowest) & (slope <= self.highest)
         place = self.variable(torch.where(known, slope, self.lowest)) * self.per_unit
         index = place.long().clamp_(max=len(self.nodes) - 2)
-        x = torch.lerp(self.nodes.take(index), self.nodes.take(index + 1), place - index)
+        nodes = self.nodes.to(slope.device)
+        x = torch.lerp(nodes.take(index), nodes.take(index + 1), place - index)
         for _ in range(steps):
             first, second = self.slopes(x)
             x = x - ((first - slope) / second).nan_to_num(nan=0.0)  # 0/0 only at −t itself

@@ -17,8 +17,17 @@ from buffet.bounds.choices import PRODUCTS
 from buffet.bounds.optimise import MODES, STARTS
 from buffet.bounds.propagation import PROPAGATIONS
 from buffet.bounds.softmax import SOFTMAXES
-from buffet.cli.options import parse_eps, parse_label, parse_memory, parse_norm, parse_words, within
+from buffet.cli.options import (
+    DEVICE_HELP,
+    parse_eps,
+    parse_label,
+    parse_memory,
+    parse_norm,
+    parse_words,
+    within,
+)
 from buffet.cli.terminal import print_json, print_report, progress_bar
+from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.loading import DEFAULT, Encoding, Model, load
 from buffet.methods import METHODS, Method, method_named
@@ -72,6 +81,7 @@ class Request:
     attack: bool
     seed: int
     memory: int
+    device: str
 
     @property
     def chosen(self) -> Method:
@@ -90,6 +100,7 @@ class Request:
             "--budget": self.budget,
             "--label": self.label,
             "--seed": self.seed or None,
+            "--device": None if self.device == "cpu" else self.device,
         }
         flags = ["--special"] * self.special + ["--no-attack"] * (not self.attack)
         options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
@@ -191,6 +202,7 @@ def certify(
         typer.Option(metavar="N", help="Threads. More than one helps large models, and slows small ones."),
     ] = 1,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory the bounds may take together.")] = "2GB",
+    device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
 ) -> None:
     """Prove how far the words of a sentence can move before the model may change its answer.
 
@@ -225,6 +237,7 @@ def certify(
         attack=not no_attack,
         seed=within("--seed", seed, 0, 2**63 - 1),
         memory=parse_memory(memory),
+        device=str(device_named(device)),
     )
     request.chosen  # noqa: B018 (an unknown part is an error before any work)
     if search not in STRATEGIES:
@@ -248,7 +261,7 @@ def certify(
 
 def run(request: Request, progress: Progress) -> CertifyReport:
     """Answer the request; the same request gives the same numbers, up to the split over threads."""
-    model = load(request.model)
+    model = load(request.model).to(torch.device(request.device))
     encoding = model.encode(request.text)
     tasks = parse_words(request.words, encoding, special=request.special)
     x = model.embed(request.text)
@@ -328,6 +341,7 @@ def _query(request: Request, label: int) -> Query:
         seed=request.seed,
         threads=torch.get_num_threads(),
         memory=request.memory,
+        device=request.device,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from buffet.errors import BuffetError
 from buffet.loading import Encoding
 
+DEVICE_HELP = "Where to compute: **cpu**, **cuda**, **cuda:1**, …, or **auto**: a GPU if there is one."
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

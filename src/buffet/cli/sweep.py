@@ -17,8 +17,9 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from buffet import experiments
-from buffet.cli.options import within
+from buffet.cli.options import DEVICE_HELP, within
 from buffet.cli.terminal import print_json
+from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.experiments import Outcome, Progress, SweepConfig, read_sweep
 from buffet.experiments.cluster import ray_fleet
@@ -64,8 +65,9 @@ def sweep(
     ] = None,
     gpus: Annotated[
         float | None,
-        typer.Option(metavar="N", help="GPUs that Ray keeps free for each worker. Proofs run on the CPU."),
+        typer.Option(metavar="N", help="GPUs that Ray gives each worker; use them with --device cuda."),
     ] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help=DEVICE_HELP)] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try tasks again whose row says failed or timeout.")
     ] = False,
@@ -90,14 +92,18 @@ def sweep(
     Also: **seed**, **attack** = false, **sentences.min_words**, **sentences.correct** = false,
     **radius.search**, **radius.tolerance**; to verify instead of searching radii, **what** = "verify" and
     **verify.eps** = [0.1] or **verify.shares** = [0.5, 0.9] of the radius of **verify.of** = "baseline";
-    **run.workers**, **threads**, **limit**, **retries**, **memory** (bytes).
+    **run.workers**, **threads**, **limit**, **retries**, **memory** (bytes), **device**.
 
     It can be interrupted at any moment, in any way: the same command continues, with nothing lost and
     nothing done twice. A task that fails or runs out of time becomes a row that says why.
 
     Exit code 0: all tasks have an answer. 1: some failed. 2: bad input.
     """
-    chosen = _with_options(read_sweep(config), workers=workers, threads=threads, limit=limit, gpus=gpus)
+    chosen = _with_options(
+        read_sweep(config), workers=workers, threads=threads, limit=limit, gpus=gpus, device=device
+    )
+    if backend == "local" or chosen.run.device == "cpu":
+        device_named(chosen.run.device)  # workers elsewhere may have what is missing here
     if backend not in BACKENDS:
         raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
     if backend == "local" and (address is not None or chosen.run.gpus):
@@ -122,15 +128,15 @@ def sweep(
     raise typer.Exit(1 if outcome.failed else 0)
 
 
-def _with_options(config: SweepConfig, **given: int | float | None) -> SweepConfig:
+def _with_options(config: SweepConfig, **given: int | float | str | None) -> SweepConfig:
     """The configuration with what the command line says about running it."""
     for option in ("workers", "threads"):
         if (value := given[option]) is not None:
             within(f"--{option}", int(value), 1, 4096)
-    if (limit := given["limit"]) is not None and not 0 < limit < math.inf:
-        raise BuffetError(f"--limit: got {limit:g}; give a number of seconds above 0")
-    if (gpus := given["gpus"]) is not None and not 0 <= gpus <= 64:
-        raise BuffetError(f"--gpus: got {gpus:g}; give a number from 0 to 64")
+    if (limit := given["limit"]) is not None and not 0 < float(limit) < math.inf:
+        raise BuffetError(f"--limit: got {float(limit):g}; give a number of seconds above 0")
+    if (gpus := given["gpus"]) is not None and not 0 <= float(gpus) <= 64:
+        raise BuffetError(f"--gpus: got {float(gpus):g}; give a number from 0 to 64")
     update = {name: value for name, value in given.items() if value is not None}
     return config.model_copy(update={"run": config.run.model_copy(update=update)})
 

@@ -112,7 +112,7 @@ class _Driver:
 
     def _fill(self) -> None:
         """Queue the open units of every setting, or first its ground if that is not known."""
-        number = 0
+        number, run = 0, self.config.run
         for setting, group in groupby(self.plan.units, key=lambda unit: unit.setting):
             units = list(group)
             numbered = [(number + 1 + place, unit) for place, unit in enumerate(units)]
@@ -122,7 +122,7 @@ class _Driver:
                 ground = self._remembered(units) if question.needs_ground else Ground()
                 if ground is None:
                     self.waiting[number] = pending
-                    job = GroundJob(setting, question, self.config.run.memory)
+                    job = GroundJob(setting, question, run.memory, run.device)
                     heapq.heappush(self.queue, Ticket(number, job))
                 else:
                     self._open(pending, ground)
@@ -130,7 +130,8 @@ class _Driver:
 
     def _open(self, pending: list[tuple[int, Unit]], ground: Ground) -> None:
         for number, unit in pending:
-            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, ground, self.config.run.memory)))
+            job = UnitJob(unit, ground, self.config.run.memory, self.config.run.device)
+            heapq.heappush(self.queue, Ticket(number, job))
 
     def _remembered(self, units: list[Unit]) -> Ground | None:
         """The ground of a setting, from the rows of a unit that has it for every set of words."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 
 from buffet.attack import AttackSettings, attacked_radius
+from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.experiments.plan import ModelSource, Question, Setting, Unit, model_digest
 from buffet.loading import Model, load
@@ -35,9 +36,10 @@ class GroundJob:
     setting: Setting
     question: Question
     memory: int
+    device: str = "cpu"
 
     def run(self) -> Ground:
-        model, region = _model(self.setting.model), _region(self.setting)
+        model, region = _model(self.setting.model, self.device), _region(self.setting, self.device)
         attacked, seconds, reference = None, None, None
         if self.question.attack:
             start = time.perf_counter()
@@ -84,6 +86,7 @@ class UnitJob:
     unit: Unit
     ground: Ground
     memory: int
+    device: str = "cpu"
 
     def run(self) -> Findings:
         return self._radii() if self.unit.question.what == "radius" else self._verdicts()
@@ -91,8 +94,8 @@ class UnitJob:
     def _radii(self) -> Findings:
         setting, question = self.unit.setting, self.unit.question
         found = radius(
-            _model(setting.model),
-            _region(setting),
+            _model(setting.model, self.device),
+            _region(setting, self.device),
             self.unit.method,
             label=setting.label,
             search=question.search,
@@ -114,7 +117,7 @@ class UnitJob:
             radii = dict(zip(setting.words, self.ground.reference, strict=True))
             sizes = [radii[task.words] * (task.share or 0.0) for task in tasks]
         attacked = dict(zip(setting.words, self.ground.attacked or (), strict=False))
-        model = _model(setting.model)
+        model = _model(setting.model, self.device)
         region = LpBall(model.embed(setting.sentence), [list(task.words) for task in tasks], setting.norm)
         found = verify(
             model,
@@ -137,14 +140,14 @@ class UnitJob:
 
 
 @lru_cache(maxsize=2)
-def _model(source: ModelSource) -> Model:
+def _model(source: ModelSource, device: str) -> Model:
     """The model, checked to be the one the plan was made for."""
     model = load(source.source)
     if model_digest(source.source) != source.digest:
         raise BuffetError(f"{source.source}: is not the model the sweep began with; start the sweep again")
-    return model
+    return model.to(device_named(device))
 
 
-def _region(setting: Setting) -> LpBall:
-    x = _model(setting.model).embed(setting.sentence)
+def _region(setting: Setting, device: str) -> LpBall:
+    x = _model(setting.model, device).embed(setting.sentence)
     return LpBall(x, [list(words) for words in setting.words], setting.norm)

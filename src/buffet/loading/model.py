@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -78,6 +78,12 @@ class Model:
         """
         return build_program(self.config, {name: tensor.double() for name, tensor in self.tensors.items()})
 
+    def to(self, device: torch.device) -> Model:
+        """The same model on another device; rows of `embed`, and so regions and proofs, live there too."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        embeddings = Embeddings.of(tensors)
+        return replace(self, program=self.program.to(device), embeddings=embeddings, tensors=tensors)
+
     def encode(self, text: str) -> Encoding:
         """Tokens and ids of `text`, checked to fit the model; every method that takes a text starts here."""
         if self.tokenizer is None:
@@ -117,7 +123,10 @@ class Model:
     def embed(self, text: str) -> Float[Tensor, "tokens width"]:
         """The embedding rows of `text` (word + position + token type, before the LayerNorm), float32."""
         encoding = self.encode(text)
-        return self.embeddings.rows(torch.tensor(encoding.ids), torch.tensor(encoding.types))
+        ids, types = (
+            torch.tensor(v, device=self.embeddings.words.device) for v in (encoding.ids, encoding.types)
+        )
+        return self.embeddings.rows(ids, types)
 
     def logits(
         self, x: Float[Tensor, "*batch tokens width"], mask: Bool[Tensor, "*batch tokens"] | None = None

@@ -72,6 +72,7 @@ class Query(_Frozen):
     seed: int
     threads: int
     memory: int  # bytes
+    device: str = "cpu"
 
 
 class ModelInfo(_Frozen):

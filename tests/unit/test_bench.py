@@ -1,0 +1,275 @@
+"""`buffet bench`: counts, cases, limits, comparison, growth, the cost model and the peer adapter."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from buffet.bench import BenchCase, Limits, Measurement, Row, measure, run_cases, selection
+from buffet.bench.cases import CENTRE, GROWING, LAYERS, NAMED, TOKENS, WIDTHS, shaped
+from buffet.bench.comparison import Change, compare
+from buffet.bench.costs import Estimate, Machine, estimate
+from buffet.bench.counting import count
+from buffet.bench.growth import curves, draw
+from buffet.bench.measuring import M_FLOPS, prepare
+from buffet.bench.running import document, read_document
+from buffet.cli import main
+from buffet.errors import BuffetError
+from buffet.methods import METHODS
+from buffet.peers import peer_named, plain_network
+from buffet.peers.auto_lirpa import AutoLirpa
+
+TINY = BenchCase("baseline", 1, tokens=4, width=8, inner=8, heads=2)
+CPU = torch.device("cpu")
+
+
+def _measured(units: float, spread: float = 0.0, peak: float = 10.0) -> Measurement:
+    samples = tuple(units * (1 + spread * step) for step in (-1, -0.5, 0, 0.5, 1))
+    return Measurement(1.0, 1.0, units, samples, 1.0, peak, 10**9, 10**9, 0.5)
+
+
+def test_matrix_products_are_counted_with_and_without_gradients() -> None:
+    a, b = torch.randn(3, 5), torch.randn(5, 7)
+    batch = torch.randn(2, 3, 5)
+    expected = 2 * 3 * 5 * 7 + 2 * (2 * 3 * 5 * 7)
+
+    def run() -> None:
+        a @ b
+        torch.einsum("bij,jk->bik", batch, b)
+        a.mul(2).unsqueeze(0)
+
+    assert count(run).flops == expected
+    with torch.inference_mode():
+        counted = count(run)
+    assert counted.flops == expected
+    assert counted.moved_bytes - counted.product_bytes >= 4 * (3 * 5 + 3 * 5)
+    assert counted.moved_bytes - counted.product_bytes < 4 * 500
+
+
+def test_a_value_repeated_along_an_axis_is_read_once() -> None:
+    row = torch.randn(1, 100).expand(50, 100)
+    assert count(lambda: row.sum()).moved_bytes == 4 * (100 + 1)
+
+
+def test_one_axis_at_a_time_is_varied_around_the_centre() -> None:
+    cases = selection()
+    assert {c.method for c in cases} == set(METHODS)
+    for name in GROWING:
+        shapes = [c.shape for c in cases if c.name == name]
+        assert len(shapes) == len(set(shapes)) == 1 + 3 * 3
+        assert all(sum(a != b for a, b in zip(shape, CENTRE, strict=True)) <= 1 for shape in shapes)
+    assert [c.shape for c in cases if c.method == "interval"] == [CENTRE]
+
+
+def test_sizes_that_are_given_are_combined() -> None:
+    cases = selection([1, 2], [], [8, 12], ["backward/2"], words=3)
+    assert [c.shape for c in cases] == [(1, 16, 8), (1, 16, 12), (2, 16, 8), (2, 16, 12)]
+    assert {(c.window, c.words, c.inner // c.width) for c in cases} == {(2, 3, 2)}
+    assert len(selection(full=True)) == (len(METHODS) + 1) * len(LAYERS) * len(TOKENS) * len(WIDTHS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layers": [0]},
+        {"widths": [6]},
+        {"tokens": [4], "words": 5},
+        {"methods": ["guess"]},
+        {"methods": ["backward/x"]},
+        {"methods": ["baseline/2"]},
+    ],
+)
+def test_what_cannot_be_measured_is_refused(wrong: dict[str, list]) -> None:
+    with pytest.raises(BuffetError):
+        selection(**wrong)
+
+
+def test_a_case_is_measured_in_all_its_quantities() -> None:
+    found = measure(TINY)
+    assert found.cpu_seconds > 0
+    assert found.flops > 1000
+    assert found.best <= found.units
+    assert found.fraction == pytest.approx(found.flops / (found.units * M_FLOPS))
+    assert found.margin is not None
+    learned = prepare(replace(TINY, method="o-buffet", steps=3, eps=1e-6), CPU)
+    assert count(learned.run).flops > 3 * found.flops  # all steps, though the first margin is a proof
+
+
+def test_cases_run_in_processes_of_their_own_within_limits() -> None:
+    rows = list(run_cases([TINY], Limits(60, 1 << 30)))
+    assert rows[0].measurement is not None
+    (slow,) = run_cases([replace(TINY, method="buffet", layers=3, steps=100000)], Limits(1, 1 << 30))
+    assert slow.reason == "more than 1 s"
+    (large,) = run_cases([replace(TINY, tokens=512, width=64, heads=4)], Limits(60, 1 << 26))
+    assert large.reason == "more than 0.0625 GB"
+    text = json.dumps(document([*rows, slow], "cpu"), allow_nan=False)
+    assert read_document(text, "here") == [*rows, slow]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', '{"format": "buffet bench 1"}'])
+def test_other_files_are_no_measurements(text: str) -> None:
+    with pytest.raises(BuffetError, match=r"^file\.json: "):
+        read_document(text, "file.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "real"),
+    [
+        (_measured(10), _measured(13), True),
+        (_measured(10), _measured(7), True),
+        (_measured(10), _measured(10.3), False),
+        (_measured(10, spread=0.3), _measured(13, spread=0.3), False),
+    ],
+)
+def test_changes_are_told_from_noise(old: Measurement, new: Measurement, real: bool) -> None:
+    assert Change(TINY, old, new).real is real
+
+
+def test_cases_are_compared_with_the_same_cases() -> None:
+    other = replace(TINY, layers=2)
+    old = [Row(TINY, _measured(10)), Row(other, _measured(10))]
+    changes, notes = compare(old, [Row(TINY, _measured(12)), Row(other, reason="more than 1 s")])
+    assert [c.ratio for c in changes] == [pytest.approx(1.2)]
+    assert notes == ["baseline (2, 4, 8): was measured, now more than 1 s"]
+
+
+def test_growth_is_fitted_and_drawn() -> None:
+    rows = [Row(shaped("baseline", n, 16, 128), _measured(5.0 * n**2)) for n in (1, 3, 6)]
+    (line,) = curves(rows)
+    assert (line.axis, line.sizes) == ("layers", (1, 3, 6))
+    assert line.exponent("time") == pytest.approx(2)
+    pictures = draw([line])
+    assert pictures["growth.png"].startswith(b"\x89PNG")
+    assert b"layers^2.00" in pictures["growth.svg"] or b"<svg" in pictures["growth.svg"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        shaped("baseline", 2, 6, 32),
+        shaped("baseline", 3, 8, 16, words=2),
+        shaped("lse", 2, 8, 32),
+        shaped("backward", 2, 8, 32),
+        replace(shaped("backward", 2, 6, 16), pooling="mean"),
+        shaped("backward", 3, 4, 16, words=2),
+        shaped("backward/1", 3, 6, 16),
+    ],
+    ids=lambda case: f"{case.name} {case.shape} {case.words} {case.pooling}",
+)
+def test_the_cost_model_agrees_with_what_is_counted(case: BenchCase) -> None:
+    expected = estimate(case)
+    assert expected is not None
+    counted = count(prepare(case, CPU).run)
+    assert 0.8 < expected.flops / counted.flops < 1.25
+    assert 0.3 < expected.moved_bytes / counted.moved_bytes < 3
+    assert 0.3 < expected.kernels / counted.kernels < 3
+
+
+def test_the_cost_model_needs_no_weights_and_knows_its_limits() -> None:
+    base = BenchCase("backward", 12, tokens=64, width=768, inner=3072, heads=12)
+    full, windowed = estimate(base), estimate(replace(base, window=2))
+    assert full is not None
+    assert windowed is not None
+    assert 3 < full.flops / windowed.flops < 12
+    assert estimate(BenchCase("r-buffet", 1)) is None
+    assert estimate(BenchCase("o-buffet", 1)) is None
+    machine = Machine(1e9, 1e9, 1e-6, 2.0)
+    assert machine.seconds(Estimate(1e9, 2e9, 1e6)) == pytest.approx(4)
+
+
+def test_the_command_measures_compares_and_estimates(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    small = ["bench", "--layers", "1,2", "--tokens", "4", "--width", "8", "--methods", "baseline"]
+    assert main([*small, "--json", "--out", str(tmp_path / "new")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["case"]["layers"] for row in found["rows"]] == [1, 2]
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"bench.json", "growth.png", "growth.svg"}
+    for row in found["rows"]:
+        row["measurement"]["units"] /= 100
+        row["measurement"]["samples"] = [s / 100 for s in row["measurement"]["samples"]]
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps(found))
+    assert main([*small, "--against", str(before), "--fail-above", "1.2"]) == 1
+    assert "slower" in capsys.readouterr().out
+    assert main([*small, "--estimate"]) == 0
+    assert "GFLOP" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layers", "one"], "--layers"),
+        (["--methods", "nothing"], "unknown method"),
+        (["--device", "cuda:77"], "device 'cuda:77' cannot be used"),
+        (["--limit", "0"], "--limit"),
+        (["--fail-above", "2"], "--against"),
+        (["--peer", "nobody"], "unknown peer"),
+        (["--peer", "auto_LiRPA"], "auto_LiRPA cannot be imported"),
+        (["--against", "missing.json"], "missing.json"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    if "auto_LiRPA" in arguments and "auto_LiRPA" in sys.modules:
+        pytest.skip("it is installed here")
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+class _StandIn(ModuleType):
+    """The part of auto_LiRPA's interface that the adapter uses, with bounds by sampling."""
+
+    __version__ = "0.7.1"
+
+    class PerturbationLpNorm:
+        def __init__(self, eps: float, norm: float) -> None:
+            self.eps, self.norm = eps, norm
+
+    class BoundedTensor:
+        def __init__(self, data: Tensor, ptb: object) -> None:
+            self.data, self.ptb = data, ptb
+
+    class BoundedModule:
+        def __init__(self, model: torch.nn.Module, x: Tensor, bound_opts: dict, device: str) -> None:
+            self.model, self.options = model, bound_opts
+
+        def compute_bounds(self, x: tuple, method: str, bound_upper: bool) -> tuple[Tensor, None]:
+            assert method in ("IBP", "forward", "CROWN", "CROWN-Optimized")
+            assert bound_upper is False
+            (ball,) = x
+            assert ball.ptb.norm == 2
+            step = ball.ptb.eps * torch.nn.functional.normalize(torch.randn(20, *ball.data.shape), dim=-1)
+            values = torch.cat([self.model(ball.data + delta) for delta in step])
+            return values.amin(0, keepdim=True), None
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_peer_gets_the_same_network(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "auto_LiRPA", _StandIn("auto_LiRPA"))
+    case = replace(TINY, method="backward", layers=2, pooling=pooling)
+    setup = prepare(case, CPU)
+    network = plain_network(setup)
+    assert network(torch.zeros(1, 8)).shape == (1, 1)
+    peer = peer_named("auto_LiRPA")
+    bound = peer.prepare(case, network)()
+    assert float(setup.run().min()) <= float(bound.min()) + 1e-6  # no sample is below a proof
+    assert peer.method_for(replace(case, method="o-buffet", optimise="final")) == "CROWN-Optimized"
+    assert peer.method_for(replace(case, words=2)) is None
+    assert peer.method_for(replace(case, method="baseline")) is None
+
+
+def test_an_old_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "auto_LiRPA", SimpleNamespace(__version__="0.3"))
+    with pytest.raises(BuffetError, match=r"version 0\.3; install 0\.7"):
+        peer_named("auto_LiRPA")
+    assert isinstance(AutoLirpa(_StandIn("auto_LiRPA")), AutoLirpa)
+
+
+def test_named_cases_are_cases() -> None:
+    assert len({named.case for named in NAMED}) == len(NAMED)
+    assert all(named.case.chosen for named in NAMED)
