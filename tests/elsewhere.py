@@ -102,6 +102,9 @@ def _index(index: Any) -> Any:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        with _Operations():  # made of other operations
+            return func.decompose(*args, **kwargs)
     asked = kwargs.get("device")
     checked = args
     if func in CROSSING:
@@ -120,7 +123,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     result = func(*(_inner(value) for value in args), **inner)
     if func._schema.is_mutable and isinstance(result, Tensor):
         return kwargs.get("out", args[0])  # changed in place
-    return _outer(result) if to_elsewhere else result
+    if not to_elsewhere:
+        return result
+    if func.is_view:  # the view of an ordinary tensor is one too, also without gradients
+        with torch.inference_mode(args[0].is_inference()):
+            return _outer(result)
+    return _outer(result)
 
 
 def _leaves(value: Any) -> Iterator[Tensor]:

@@ -134,7 +134,8 @@ def selection(
     axes = zip((layers, tokens, widths), (LAYERS, TOKENS, WIDTHS), CENTRE, strict=True)
     if full or layers or tokens or widths:
         chosen = [values or (all_values if full else (centre,)) for values, all_values, centre in axes]
-        return [shaped(m, *shape, words) for m in methods or everything for shape in product(*chosen)]
+        shapes = list(product(chosen[0], chosen[1], chosen[2]))
+        return [shaped(m, *shape, words) for m in methods or everything for shape in shapes]
     return [
         shaped(m, *shape, words)
         for m in methods or everything

@@ -174,7 +174,8 @@ def timed(run: Callable[[], Tensor], device: torch.device, unit: Unit) -> tuple[
 
 def repeat(run: Callable[[], Tensor], device: torch.device, unit: Unit) -> list[Times]:
     """As many repetitions as there is patience for, at least one."""
-    start, times = time.perf_counter(), []
+    start = time.perf_counter()
+    times: list[Times] = []
     while not times or (len(times) < REPETITIONS and time.perf_counter() - start < PATIENCE):
         times.append(timed(run, device, unit)[0])
     return times

@@ -35,8 +35,12 @@ class AutoLirpa:
 
     def prepare(self, case: BenchCase, network: PlainNetwork) -> Callable[[], Tensor]:
         package, method = self.package, self.method_for(case)
-        still = torch.zeros(1, network.rows.shape[-1], device=network.rows.device)
-        options = {"optimize_bound_args": {"iteration": case.chosen.steps}}
+        still = torch.zeros(1, network.place.shape[1], device=network.rows.device)
+        options = {
+            "conv_mode": "matrix",  # attention scores have four axes like images, but are none
+            "fixed_reducemax_index": True,  # softmax is shifted by one and the same score
+            "optimize_bound_args": {"iteration": case.chosen.steps},
+        }
         bounded = package.BoundedModule(network, still, bound_opts=options, device=str(still.device))
         ball = package.PerturbationLpNorm(norm=2.0, eps=case.eps)
         x = package.BoundedTensor(still, ball)

@@ -30,8 +30,13 @@ class PlainNetwork(nn.Module):
 
     def __init__(self, program: Program, rows: Float[Tensor, "tokens width"], word: int) -> None:
         super().__init__()
-        self.program, self.word = program, word
-        self.rows = nn.Parameter(rows[None].clone(), requires_grad=False)
+        self.program = program
+        tokens, width = rows.shape
+        # All rows as one affine function of δ: tracers know that better than writing to one row.
+        place = torch.zeros(tokens, width, width, dtype=rows.dtype, device=rows.device)
+        place[word] = torch.eye(width)
+        self.place = nn.Parameter(place.flatten(0, 1), requires_grad=False)
+        self.rows = nn.Parameter(rows.flatten(), requires_grad=False)
         self.weights = nn.ParameterDict()
         for index, node in enumerate(program.nodes):
             if isinstance(node.op, Affine | Diagonal):
@@ -40,10 +45,8 @@ class PlainNetwork(nn.Module):
                     self.weights[f"{name}{index}"] = nn.Parameter(value, requires_grad=False)
 
     def forward(self, delta: Float[Tensor, "1 width"]) -> Float[Tensor, "1 outputs"]:
-        word = self.word
-        row = self.rows[:, word] + delta
-        parts = [self.rows[:, :word], row.unsqueeze(1), self.rows[:, word + 1 :]]
-        values = [torch.cat([part for part in parts if part.shape[1]], 1)]
+        moved = nn.functional.linear(delta, self.place, self.rows)
+        values = [moved.view(1, -1, delta.shape[1])]
         for index, node in enumerate(self.program.nodes[1:], start=1):
             values.append(self._compute(index, node.op, *(values[i] for i in node.inputs)))
         return values[-1].flatten(1)
