@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SENTENCE ?= A gripping and moving film.
+BENCH ?=
 
 .PHONY: install demo test lint format docs bench soundness clean
 
@@ -38,7 +39,7 @@ docs: install
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: install
-	@$(BIN)/buffet bench
+	@$(BIN)/buffet bench --out out/bench $(BENCH)
 
 soundness: install
 	@$(BIN)/buffet soundness

@@ -91,6 +91,8 @@ class _FromNumbers(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and asked is not None and not isinstance(args[0], Tensor):
             made = func(*args, **{**kwargs, "device": "cpu"})
             return Elsewhere(made) if torch.device(asked).type == DEVICE.type else made
+        if func is Tensor.new_tensor and isinstance(args[0], Elsewhere) and asked is None:
+            return Elsewhere(args[0].inner.new_tensor(*args[1:], **kwargs))
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             where = args[1] if isinstance(args[1], tuple) else (args[1],)
             args = (args[0], tuple(_index(part) for part in where), *args[2:])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import buffet
 from buffet.attack import AttackSettings
+from buffet.cli import main
 from buffet.devices import device_named
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
@@ -116,3 +119,22 @@ def test_devices_by_name() -> None:
 def test_a_device_that_is_not_there_is_a_clear_error(name: str) -> None:
     with pytest.raises(buffet.BuffetError, match=r"device '.*'.*choose one of: auto, cpu"):
         device_named(name)
+
+
+@pytest.mark.parametrize("command", [["certify", "a gripping film"], ["bench"]])
+def test_commands_refuse_a_device_that_is_not_there(
+    command: list[str], capsys: pytest.CaptureFixture
+) -> None:
+    assert main([*command, "--device", "cuda:77"]) == 2
+    assert "device 'cuda:77' cannot be used" in capsys.readouterr().err
+
+
+def test_sweeps_take_a_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = tmp_path / "sweep.toml"
+    config.write_text(
+        'models = ["sst2-small"]\nmethods = ["baseline"]\n[sentences]\ntexts = ["good film"]\n'
+        '[run]\ndevice = "cuda:77"\n'
+    )
+    assert main(["sweep", str(config), "--dry-run"]) == 2
+    assert "device 'cuda:77' cannot be used" in capsys.readouterr().err
+    assert main(["sweep", str(config), "--dry-run", "--device", "cpu"]) == 0
