@@ -31,8 +31,8 @@ CPU = torch.device("cpu")
 
 
 def _measured(units: float, spread: float = 0.0, peak: float = 10.0) -> Measurement:
-    samples = tuple(units * (1 + spread * step) for step in (-1, -0.5, 0, 0.5, 1))
-    return Measurement(1.0, 1.0, units, samples, 1.0, peak, 10**9, 10**9, 0.5)
+    samples = tuple(float(units) * (1 + spread * step) for step in (-1, -0.5, 0, 0.5, 1))
+    return Measurement(1.0, 1.0, float(units), samples, 1.0, peak, 10**9, 10**9, 0.5)
 
 
 def test_matrix_products_are_counted_with_and_without_gradients() -> None:
@@ -103,11 +103,11 @@ def test_a_case_is_measured_in_all_its_quantities() -> None:
 
 
 def test_cases_run_in_processes_of_their_own_within_limits() -> None:
-    rows = list(run_cases([TINY], Limits(60, 1 << 30)))
+    rows = list(run_cases([TINY], Limits(60.0, 1 << 30)))
     assert rows[0].measurement is not None
-    (slow,) = run_cases([replace(TINY, method="buffet", layers=3, steps=100000)], Limits(1, 1 << 30))
+    (slow,) = run_cases([replace(TINY, method="buffet", layers=3, steps=100000)], Limits(1.0, 1 << 30))
     assert slow.reason == "more than 1 s"
-    (large,) = run_cases([replace(TINY, tokens=512, width=64, heads=4)], Limits(60, 1 << 26))
+    (large,) = run_cases([replace(TINY, tokens=512, width=64, heads=4)], Limits(60.0, 1 << 26))
     assert large.reason == "more than 0.0625 GB"
     text = json.dumps(document([*rows, slow], "cpu"), allow_nan=False)
     assert read_document(text, "here") == [*rows, slow]

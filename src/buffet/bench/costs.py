@@ -40,6 +40,7 @@ from buffet.program import (
 )
 from buffet.verify import Engine
 
+Number = int | float
 NUMBER = 4  # bytes: forms are float32
 GRADIENT = 3.0
 """A pass with gradients, in passes without: forward, and two products backward for every one."""
@@ -53,10 +54,10 @@ ALIVE = 10
 class Estimate:
     """What is computed, whatever the machine."""
 
-    flops: float = 0.0  # of matrix products
-    moved_bytes: float = 0.0
-    kernels: float = 0.0
-    peak_bytes: float = 0.0
+    flops: Number = 0  # of matrix products
+    moved_bytes: Number = 0
+    kernels: Number = 0
+    peak_bytes: Number = 0
 
     def __add__(self, other: Estimate) -> Estimate:
         return Estimate(
@@ -66,7 +67,7 @@ class Estimate:
             max(self.peak_bytes, other.peak_bytes),
         )
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: Number) -> Estimate:
         return replace(
             self,
             flops=factor * self.flops,
@@ -120,7 +121,7 @@ class _Rows:
     dense: bool = False
     shared: bool = True  # the same at every token and task
 
-    def entries(self, walk: _Walk, node: int) -> float:
+    def entries(self, walk: _Walk, node: int) -> int:
         """How many coefficients they have at a node."""
         tokens, features = walk.shape(node)
         if self.dense:
@@ -335,7 +336,7 @@ class _Walk:
         """Whether the values that are mixed are exact."""
         return node.inputs[1] in self.local
 
-    def peak(self) -> float:
+    def peak(self) -> int:
         """Chunks of backward passes, and the forms that are kept."""
         forms = sum(math.prod(self.shape(i)) for i in self.kept - self.local)
         return ALIVE * Engine().chunk + 2 * NUMBER * self.tasks * (self.inputs + 1) * forms
