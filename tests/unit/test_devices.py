@@ -70,14 +70,14 @@ def test_every_method_stays_on_the_device_and_finds_the_same(name: str) -> None:
     torch.testing.assert_close(margins, here.margins, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.parametrize("start", ["random", "best"])
-@pytest.mark.parametrize("optimise", ["final", "all", "tuned"])
-def test_every_way_to_learn_stays_on_the_device(start: str, optimise: str) -> None:
+@pytest.mark.parametrize(("optimise", "start"), [("final", "best"), ("all", "random"), ("tuned", "zero")])
+def test_every_way_to_learn_stays_on_the_device(optimise: str, start: str) -> None:
     softmax = "differences" if optimise == "tuned" else "lse"
     method = method_named("lse", optimise=optimise, start=start, steps=2, softmax=softmax)
     with watch():
         region = LpBall(_rows().to(DEVICE), [[1], [2]], 2)
-        assert buffet.verify(_model().to(DEVICE), region, 3.0, method, falsify=False).margins.device == DEVICE
+        model = _model(num_hidden_layers=1).to(DEVICE)
+        assert buffet.verify(model, region, 3.0, method, falsify=False).margins.device == DEVICE
 
 
 @pytest.mark.parametrize("kind", sorted(_regions(_rows())))
@@ -94,7 +94,9 @@ def test_every_region_is_bounded_and_attacked_on_the_device(kind: str) -> None:
 def test_radii_are_searched_on_the_device(method: str) -> None:
     with watch():
         region = LpBall(_rows().to(DEVICE), [[1], [2]], 2)
-        assert buffet.radius(_model().to(DEVICE), region, method, steps=2, tolerance=0.1).certified > 0
+        model = _model(num_hidden_layers=1).to(DEVICE)
+        found = buffet.radius(model, region, method, steps=2, tolerance=0.3, attack=False)
+        assert found.certified > 0
 
 
 def test_a_loaded_model_moves_as_a_whole() -> None:

@@ -202,7 +202,7 @@ class _Walk:
         last = len(self.nodes) - 1
         steps = 1.0 + (GRADIENT * self.method.steps if self.method.optimise == "tuned" else 0.0)
         margin = self.pull(last, _Rows(1, self.shape(last)[1]), self.stops(last) if stops else self.local)
-        return work + margin.times(2 * steps) + Estimate(peak_bytes=self.peak())
+        return work + margin.times(2 * steps)
 
     def stops(self, root: int) -> frozenset[int]:
         """Where rows of a node stop."""
@@ -225,7 +225,8 @@ class _Walk:
         widest = 2 * NUMBER * self.tasks * widest_rows(self.scene, root, stops)
         chunks = math.ceil(features / max(1, Engine().chunk // widest))
         work = self.pull(root, _Rows(tokens, 2 * features), stops)
-        work = replace(work, kernels=work.kernels * chunks)
+        peak = ALIVE * max(Engine().chunk, widest) + self.forms()
+        work = replace(work, kernels=work.kernels * chunks, peak_bytes=peak)
         if self.method.optimise == "tuned":
             sample = max(2, Tuning().rows // tokens)
             step = self.pull(root, _Rows(tokens, 2 * min(sample, features)), stops)
@@ -336,7 +337,7 @@ class _Walk:
         """Whether the values that are mixed are exact."""
         return node.inputs[1] in self.local
 
-    def peak(self) -> int:
-        """Chunks of backward passes, and the forms that are kept."""
-        forms = sum(math.prod(self.shape(i)) for i in self.kept - self.local)
-        return ALIVE * Engine().chunk + 2 * NUMBER * self.tasks * (self.inputs + 1) * forms
+    def forms(self) -> int:
+        """The bytes of the forms that are kept."""
+        entries = sum(math.prod(self.shape(i)) for i in self.kept - self.local)
+        return 2 * NUMBER * self.tasks * (self.inputs + 1) * entries
