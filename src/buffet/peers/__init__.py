@@ -111,7 +111,7 @@ def rival(case: BenchCase, peer: Peer, device: str) -> Meeting:
     first, bound = timed(theirs, place, unit)
     grown = peak_megabytes(place) - before
     own, margins = timed(setup.run, place, unit)
-    rounds = REPETITIONS if first.wall + own.wall < PATIENCE / 2 else 0
+    rounds = REPETITIONS if first.cpu + own.cpu < PATIENCE / 2 else 0
     times = [(timed(setup.run, place, unit)[0], timed(theirs, place, unit)[0]) for _ in range(rounds)]
     times = times or [(own, first)]
     ours, others = (statistics.median(t.units for t in side) for side in zip(*times, strict=True))
