@@ -74,6 +74,9 @@ def draw(lines: Sequence[Curve]) -> dict[str, bytes]:
     for row, (quantity, (label, _)) in zip(grid, QUANTITIES.items(), strict=True):
         for axes, axis in zip(row, AXES, strict=True):
             shown = [line for line in lines if line.axis == axis]
+            if not shown:
+                axes.set_visible(False)
+                continue
             for line in shown:
                 values = [line.value(quantity, i) for i in range(len(line.sizes))]
                 axes.loglog(
@@ -88,8 +91,7 @@ def draw(lines: Sequence[Curve]) -> dict[str, bytes]:
             axes.set_xticks(ticks, [str(size) for size in ticks])
             axes.minorticks_off()
             axes.grid(alpha=0.3)
-            if shown:
-                axes.legend(fontsize="x-small")
+            axes.legend(fontsize="x-small")
     return {f"growth.{kind}": _saved(figure, kind) for kind in PICTURES}
 
 
