@@ -34,6 +34,7 @@ class BenchCase:
     pooling: str = "cls"
     words: int = 1  # tasks: words that move, each on its own
     eps: float = 0.005
+    scale: float = 1.0  # of the random weights
     window: int | None = None
     optimise: str | None = None  # in place of the method's own
     steps: int | None = None  # of an optimiser; it takes all of them
@@ -86,9 +87,10 @@ NAMED: tuple[Named, ...] = (
 
 
 def shaped(name: str, layers: int, tokens: int, width: int, words: int = 1) -> BenchCase:
-    """A case of the grid: 4 heads, a feed-forward part twice as wide as the rest, a small ε.
+    """A case of the grid: 4 heads, a feed-forward part twice as wide as the rest, small weights and ε.
 
-    ε hardly matters for the cost, but bounds of deep random networks must not overflow.
+    They hardly matter for the cost, but values and bounds of deep random networks must not overflow, or else
+    the engine tries once more in float64.
     """
     method, _, window = name.partition("/")
     if window and not window.isdigit():
@@ -100,7 +102,8 @@ def shaped(name: str, layers: int, tokens: int, width: int, words: int = 1) -> B
         width,
         2 * width,
         words=words,
-        eps=1e-4,
+        eps=1e-8,
+        scale=0.5,
         window=int(window) if window else None,
     )
     return replace(case, steps=FEW_STEPS) if case.chosen.optimise != "none" else case
