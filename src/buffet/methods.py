@@ -117,7 +117,8 @@ class Method:
         except OutOfTime:
             return scene.clean[root].new_full((region.tasks, scene.clean[root].shape[-1]), torch.nan)
         settled = ((found > 0).all(-1) & (control.memory is None)) | found.isnan().any(-1)
-        if plain or control.expired or (bool(settled.all()) and not control.trace):
+        lost = root not in bounds.pieces  # the walk has ended early: there is nothing to learn from
+        if plain or control.expired or lost or (bool(settled.all()) and not control.trace):
             return found
         learning = Learning(self.steps, self.rate, self.start, self.optimise, control.trace is None)
         try:
@@ -169,6 +170,8 @@ class Method:
             try:
                 if shares is None:
                     start = walk(Relaxer(self.product), eps)
+                    if root not in start.pieces:
+                        return eps
                     shares = initial_shares(start, self.start, products_only=True)
                 shares, eps = follow(evaluate, shares, eps, float(scene.clean[root].min()), learning, control)
             except OutOfTime:

@@ -291,3 +291,18 @@ def check_nodes(variant: str, propagation: Propagation, region: Region, dtype: t
 def holds(value: Tensor, lower: Tensor, upper: Tensor, slack: Tensor | float) -> bool:
     """Whether no number is outside its bounds; what is not a number bounds nothing."""
     return not bool(((value < lower - slack) | (value > upper + slack)).any())
+
+
+@pytest.mark.parametrize("name", ["baf", "backward"])
+def test_the_walk_ends_where_nothing_can_be_proven_any_more(name: str) -> None:
+    propagation = PROPAGATIONS[name]
+    hopeless, mixed = ball([1e30, 1e30, 1e30]), ball([0.01, 1e30, 1e30])
+    with torch.no_grad():
+        ended, whole = (bounds_of("pre, cls", region, propagation) for region in (hopeless, mixed))
+    assert max(ended.boxes) < max(whole.boxes)
+    assert margins(ended, propagation).isnan().all()
+    found = margins(whole, propagation)
+    assert found[0].isfinite().all()
+    assert found[1:].isnan().all()
+    # Gradients need the whole way, and no margin either.
+    assert margins_of("pre, cls", hopeless, propagation).isnan().all()

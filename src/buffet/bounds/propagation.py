@@ -70,6 +70,9 @@ def bound_nodes(
         chunk_bytes: size aimed at for the largest tensor of a backward substitution.
         sharpen: how boxes are made from linear forms that are not kept.
         deadline: when to give up with `OutOfTime`, on the clock of `time.perf_counter`.
+
+    Where no task can be proven any more the walk ends early, and `margins` has none; not so while gradients
+    are taken, which need something to flow through.
     """
     program = scene.program
     bounds = Bounds(scene, region, relax, dtype, chunk_bytes, torch.finfo(dtype).eps, deadline)
@@ -78,6 +81,7 @@ def bound_nodes(
     everywhere = propagation.keeps in ("boxes", "all")
     boxed = range(len(program.nodes)) if everywhere else boxed_nodes(program)
     sharper: dict[int, Box] = {}
+    may_end, limit = not torch.is_grad_enabled(), _widest(dtype)
     for index, node in enumerate(program.nodes):
         box = _interval(bounds, node) if index in boxed else None
         if box is not None:
@@ -97,7 +101,14 @@ def bound_nodes(
             if index not in sharper:
                 sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
             bounds.boxes[index] = sharper[index] & box if box else sharper[index]
+            if may_end and not bool((bounds.boxes[index].widest(bounds.clean[index]) < limit).any()):
+                break
     return bounds
+
+
+def _widest(dtype: torch.dtype) -> float:
+    """Every box has to be finite, and narrower than this for the precision to carry its coefficients."""
+    return 0.1 / torch.finfo(dtype).eps
 
 
 def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks others"]:
@@ -105,6 +116,8 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
     root = len(bounds.nodes) - 1
     if propagation.keeps == "boxes":
         return bounds.clean[root] + bounds.boxes[root].lower.squeeze(1)
+    if root not in bounds.pieces:
+        return bounds.clean[root].new_full((bounds.region.tasks, bounds.clean[root].shape[-1]), torch.nan)
     if propagation.margin == "input":
         exact = bounds.relaxed(bounds.relax, torch.float64)
         lower = exact.margin(exact.locals)
@@ -113,8 +126,7 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         lower = precise.margin(_stops(precise, root, propagation))
         if root in bounds.boxes:
             lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
-    # Every box has to be finite, and none so wide that the precision cannot carry its coefficients.
-    limit = 0.1 / torch.finfo(bounds.dtype).eps
+    limit = _widest(bounds.dtype)
     needed = needed_boxes(bounds.scene.program)
     if needed and not bool((torch.stack([bounds.boxes[i].widest() for i in needed]) < limit).all()):
         widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in needed], -1)
