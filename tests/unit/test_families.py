@@ -137,7 +137,7 @@ def test_the_check_would_notice_each_family_specific_part() -> None:
     for family, other in (("electra", "tanh"), ("distilbert", "gelu"), ("bert", "relu")):
         model = load(classifier(family))
         changed = model.config.model_copy(update={"head_act": other})
-        program = buffet.loading.model.build_program(changed, model.tensors)
+        program = buffet.loading.network.build_program(changed, model.tensors)
         rows = model.embeddings.rows(ids)
         assert (model.logits(rows, mask) - program.evaluate(rows, mask)).abs().max() > 1e-3
 

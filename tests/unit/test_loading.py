@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import buffet.loading.model as loading_model
+import buffet.loading.sources as loading_model
 from buffet.errors import BuffetError
 from buffet.loading import ModelConfig, available, load
 from buffet.loading.checkpoint import write_checkpoint

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table
 from buffet.loading.families import read_architecture
-from buffet.loading.model import DEFAULT, MODELS, available
+from buffet.loading.sources import DEFAULT, MODELS, available
 
 
 def models(

@@ -20,6 +20,7 @@ EXAMPLES = (
     "buffet train yelp-3-standard-gelu --data path/to/yelp --out my-model --seed 1",
     "buffet train --data path/to/sst2 --out tiny --layers 1 --width 64 --epochs 3",
     "buffet train --from path/to/encoder --data path/to/sst2 --out fine-tuned",
+    "buffet train digits-vit   # an image classifier",
     'buffet certify "a gripping , moving film" --model my-model',
 )
 
@@ -43,6 +44,7 @@ HELP = {
     "layer_norm": "With variance (standard) or without (no_var, easier to certify).",
     "norm_position": "LayerNorm after (post) or before (pre) each block.",
     "pooling": "What the classifier reads: the first token, or the mean.",
+    "patch": "Side, in pixels, of the patches that an image is cut into.",
     "max_tokens": "Longest sentence, special tokens included.",
     "tokenizer": "Whole words, or pieces of words.",
     "vocabulary": "Most words or pieces to keep, special tokens included.",
@@ -64,7 +66,7 @@ HELP = {
 OPTION_NAMES = {"pretrained": "--from"}  # not what the field is called
 
 INTRODUCTION = """\
-Train a sentence classifier and write it as a checkpoint directory, all or nothing.
+Train a sentence (or image) classifier and write it as a checkpoint directory, all or nothing.
 
 The weights of the epoch with the best dev accuracy are kept; the test part is read once, at the end. An \
 interrupted run goes on when the same command is given again, and ends with the same weights.
@@ -139,9 +141,8 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
             names = (OPTION_NAMES[name],) if name in OPTION_NAMES else ()
             info = typer.Option(*names, metavar=metavar, help=HELP.get(name))
         # None means not given: the preset decides.
-        wanted = kind if kind is bool or name == "data" else kind | None
-        default = {bool: False}.get(kind, inspect.Parameter.empty if name == "data" else None)
-        parameters.append(_parameter(name, Annotated[wanted, info], default))
+        wanted = kind if kind is bool else kind | None
+        parameters.append(_parameter(name, Annotated[wanted, info], False if kind is bool else None))
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     function.__doc__ = _help()

@@ -1,8 +1,10 @@
 """Anyone's classifier → `Model`: configuration, weights, tokenizer, program."""
 
 from buffet.loading.config import ModelConfig
-from buffet.loading.model import DEFAULT, Embeddings, Model, available, load
+from buffet.loading.images import ImageModel
+from buffet.loading.model import Embeddings, Model
 from buffet.loading.pytorch import EncoderClassifier
+from buffet.loading.sources import DEFAULT, available, checked, load
 from buffet.loading.tokenizer import Encoding, Tokenizer
 
 __all__ = [
@@ -10,9 +12,11 @@ __all__ = [
     "Embeddings",
     "EncoderClassifier",
     "Encoding",
+    "ImageModel",
     "Model",
     "ModelConfig",
     "Tokenizer",
     "available",
+    "checked",
     "load",
 ]

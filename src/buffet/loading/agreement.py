@@ -39,20 +39,26 @@ def check_agreement(config: ModelConfig, program: Classifier, source: Classifier
     padded = ids.where(mask, torch.tensor(padding or 0))
     worst = 0.0
     for tokens, keep in ((ids, None), (padded, mask)):
-        expected = source(tokens, types, keep).detach().cpu().double()
-        got = program(tokens, types, keep).double()
-        if expected.shape != got.shape:
-            raise BuffetError(
-                f"{where}: gives logits of shape {list(expected.shape)}, the program {list(got.shape)}"
-            )
-        difference = float((got - expected).abs().max() / expected.abs().max().clamp(min=1))
-        if not difference <= TOLERANCE:
-            raise BuffetError(
-                f"{where}: computes other logits than its program (difference {difference:.2g}, "
-                f"allowed {TOLERANCE:g}): this variant of the architecture is not supported"
-            )
-        worst = max(worst, difference)
+        worst = max(
+            worst, largest_difference(program(tokens, types, keep), source(tokens, types, keep), where)
+        )
     return worst
+
+
+def largest_difference(got: Tensor, expected: Tensor, where: str) -> float:
+    """The largest difference between two answers, relative to logits above 1; too large a one is refused."""
+    got, expected = got.detach().double(), expected.detach().cpu().double()
+    if expected.shape != got.shape:
+        raise BuffetError(
+            f"{where}: gives logits of shape {list(expected.shape)}, the program {list(got.shape)}"
+        )
+    difference = float((got - expected).abs().max() / expected.abs().max().clamp(min=1))
+    if not difference <= TOLERANCE:
+        raise BuffetError(
+            f"{where}: computes other logits than its program (difference {difference:.2g}, "
+            f"allowed {TOLERANCE:g}): this variant of the architecture is not supported"
+        )
+    return difference
 
 
 @contextmanager

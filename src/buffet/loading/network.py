@@ -1,17 +1,19 @@
-"""The program of a BERT-style classifier, from its named tensors."""
+"""The program of a BERT-style classifier, or of a vision transformer, from its named tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from buffet.loading.config import ModelConfig
-from buffet.program import Add, Apply, Builder, Pool, Program
+from buffet.loading.vision import CLASS_TOKEN, PATCHES, POSITIONS, ImageConfig
+from buffet.program import Add, Apply, Builder, Diagonal, Offset, Pool, Program
 
 
 def build_program(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Program:
-    """The network of `config`, from embedding rows (before the embedding LayerNorm) to logits.
+    """The network of `config`, from embedding rows (before the embedding LayerNorm) or pixels to logits.
 
     Blocks, with Attn and FFN the two sublayers:
         post-norm  ``x = LN(x + Attn(x)); x = LN(x + FFN(x))``
@@ -23,9 +25,7 @@ def build_program(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Program
     row only: the same function, with one row instead of all of them from there on.
     """
     net = _Network(config, tensors)
-    x = net.norm(net.input, "bert.embeddings.LayerNorm") if config.embedding_norm else net.input
-    if config.row_width != config.hidden_size:
-        x = net.dense(x, "bert.embeddings_project")
+    x = net.patches(config) if isinstance(config, ImageConfig) else net.words()
     for layer in range(config.num_hidden_layers):
         last = layer == config.num_hidden_layers - 1
         x = net.block(x, f"bert.encoder.layer.{layer}", first_only=last and config.pooling == "cls")
@@ -54,7 +54,35 @@ class _Network(Builder):
         return self.affine(x, *self.pair(prefix))
 
     def norm(self, x: int, prefix: str) -> int:
-        return self.layer_norm(x, *self.pair(prefix), eps=self.config.norm_eps)
+        weight, bias = self.pair(prefix)
+        if self.config.layer_norm == "batch":
+            mean, variance = (self.tensors[f"{prefix}.running_{name}"] for name in ("mean", "var"))
+            scale = weight * torch.rsqrt(variance + self.config.layer_norm_eps)
+            return self.add(Diagonal(scale, bias - scale * mean), x)
+        return self.layer_norm(x, weight, bias, eps=self.config.norm_eps)
+
+    def words(self) -> int:
+        """Embedding rows as the first block reads them."""
+        x = self.norm(self.input, "bert.embeddings.LayerNorm") if self.config.embedding_norm else self.input
+        narrow = self.config.row_width != self.config.hidden_size
+        return self.dense(x, "bert.embeddings_project") if narrow else x
+
+    def patches(self, config: ImageConfig) -> int:
+        """Rows of pixels as the first block reads them: ``W (x − mean)/std + b``, then the positions.
+
+        The first row is zero, and becomes the class token.
+        """
+        weight, bias = self.pair(PATCHES)
+        pixels = config.patch_size**2
+        if config.image_std is not None:
+            std = weight.new_tensor(config.image_std)
+            weight = weight / std[:, None, None]
+        weight = weight.flatten(1)
+        if config.image_mean is not None:
+            bias = bias - weight @ weight.new_tensor(config.image_mean).repeat_interleave(pixels)
+        offset = self.tensors[POSITIONS][0].clone()
+        offset[0] = offset[0] + self.tensors[CLASS_TOKEN][0, 0] - bias
+        return self.add(Offset(offset), self.affine(self.input, weight, bias))
 
     def block(self, x: int, prefix: str, *, first_only: bool) -> int:
         """One encoder block; with `first_only` it returns the first row of its result."""

@@ -15,6 +15,7 @@ from buffet.errors import BuffetError
 
 DEFAULT = "sst2-small"
 FINETUNE = "finetune"
+DIGITS = "digits"  # the data of image presets: scikit-learn's, no directory
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,25 @@ NAMED: Mapping[str, Part] = {
             "embedding_dropout": 0.1,
             "word_dropout": 0.05,
             "max_tokens": 128,
+        },
+    ),
+    "digits-vit": Part(
+        "a vision transformer for scikit-learn's digits (8 × 8 pixels, patches of 2 × 2): 2 layers, width 32",
+        {
+            "data": DIGITS,
+            "layers": 2,
+            "width": 32,
+            "inner": 64,
+            "norm_position": "pre",
+            "patch": 2,
+            "epochs": 60,
+            "patience": 60,
+            "batch": 32,
+            "rate": 2e-3,
+            "weight_decay": 0.5,
+            "gain": 0.7,
+            "embedding_dropout": 0.0,
+            "adversarial": 0.1,
         },
     ),
 }

@@ -13,7 +13,9 @@ from buffet.card import model_card
 from buffet.datasets import Splits, read_data
 from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
 from buffet.train.corpus import encode, make_batches, make_tokenizer
+from buffet.train.images import train_images
 from buffet.train.network import Network, first_weights, new_config
+from buffet.train.presets import DIGITS
 from buffet.train.pretrained import read_encoder
 from buffet.train.results import Progress, TrainSummary
 from buffet.train.settings import TrainSettings
@@ -28,6 +30,8 @@ def train(settings: TrainSettings, progress: Callable[[Progress], None] | None =
     was interrupted and started again with the same settings ends with the same weights.
     """
     check_target(settings.out, overwrite=settings.overwrite)
+    if settings.data == DIGITS:
+        return train_images(settings, progress)
     data = read_data(settings.data)
     network = start_network(settings, data)
     limit = min(settings.max_tokens, network.config.max_position_embeddings)

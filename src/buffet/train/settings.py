@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from buffet.datasets import HUB
 from buffet.errors import BuffetError
 from buffet.loading.config import explain
-from buffet.train.presets import DEFAULT, FINETUNE, preset_values
+from buffet.train.presets import DEFAULT, DIGITS, FINETUNE, preset_values
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -59,6 +59,7 @@ class TrainSettings(BaseModel):
     norm_position: Literal["post", "pre"] = "post"
     pooling: Literal["cls", "mean"] = "cls"
     max_tokens: Annotated[int, Field(ge=3, le=100_000)] = 64  # the longest SST-2 sentence has 56 words
+    patch: Count = 2  # side of the patches that an image is cut into
 
     tokenizer: Literal["word", "wordpiece"] = "word"  # whole words: a moved row is a moved word
     vocabulary: Annotated[int, Field(ge=5, le=1_000_000)] = 10_000  # entries, special tokens included
@@ -82,6 +83,12 @@ class TrainSettings(BaseModel):
     def _from_preset(cls, given: dict[str, Any]) -> dict[str, Any]:
         preset = given.get("preset") or (FINETUNE if given.get("pretrained") else DEFAULT)
         values = {"out": preset, **preset_values(preset), **given, "preset": preset}
+        if "data" not in values:
+            raise ValueError("there is no data: give --data DIRECTORY or hf:NAME")
+        if (values["data"] == DIGITS) != (preset_values(preset).get("data") == DIGITS):
+            raise ValueError(
+                f"data {values['data']!r} with preset {preset}: images and image presets go together"
+            )
         if values.get("pretrained") is None:
             if preset == FINETUNE:
                 raise ValueError(f"preset {FINETUNE} needs a pretrained encoder: give --from DIRECTORY")
@@ -117,7 +124,8 @@ class TrainSettings(BaseModel):
         """The command line of these settings: what differs from the preset, and no machine's paths."""
         data = self.data if self.data.startswith(HUB) else f"DATA/{self.data_name}"
         words = ["buffet", "train", *([] if self.preset == DEFAULT else [self.preset])]
-        words += ["--data", data, "--out", self.out.name]
+        words += [] if self.data == DIGITS else ["--data", data]
+        words += ["--out", self.out.name]
         if self.pretrained is not None:
             words += ["--from", self.pretrained.resolve().name]
         usual = {name: field.default for name, field in type(self).model_fields.items()}

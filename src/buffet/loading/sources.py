@@ -1,0 +1,177 @@
+"""From whatever names a model to the model: embedded, a directory, the Hub, a module in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from buffet.errors import BuffetError
+from buffet.loading.agreement import as_float32, check_agreement
+from buffet.loading.config import ModelConfig
+from buffet.loading.families import Architecture, read_architecture, read_json
+from buffet.loading.hub import fetch, is_hub_id
+from buffet.loading.images import ImageModel, check_images
+from buffet.loading.model import Model
+from buffet.loading.network import build_program
+from buffet.loading.pytorch import EncoderClassifier, translate
+from buffet.loading.vision import (
+    ImageConfig,
+    image_architecture,
+    is_image_classifier,
+    read_image_architecture,
+)
+from buffet.loading.vocabulary import tokenizer_of
+from buffet.loading.weights import Stored, in_memory, open_weights, read_tensors
+
+MODELS = Path(__file__).parent.parent / "models"
+DEFAULT = "sst2-small"
+
+
+def available() -> tuple[str, ...]:
+    """The names of the models shipped inside the package."""
+    return tuple(sorted(entry.parent.name for entry in MODELS.glob("*/config.json")))
+
+
+def load(
+    source: str | Path | nn.Module | None = None, *, tokenizer: object = None, check: bool = False
+) -> Model:
+    """The model of `source`, the embedded default when nothing is given. `source` is one of
+
+    * the name of an embedded model (it goes before a directory of the same name: write ``./name`` for that);
+    * a directory with config.json, weights (model.safetensors or pytorch_model.bin, or their shards) and
+      tokenizer (tokenizer.json, vocab.txt, or vocab.json and merges.txt);
+    * ``owner/model``, an id of the Hugging Face Hub (extra ``hf``);
+    * a sequence or image classifier of `transformers` in memory, or an `EncoderClassifier` around PyTorch's
+      own `nn.TransformerEncoder`.
+
+    A vision transformer (in Hugging Face's words or in timm's) becomes an `ImageModel`, whose `embed` takes
+    an image instead of a text.
+
+    `tokenizer`, a directory or an object of `tokenizers` or `transformers`, goes before the one in the
+    directory; a module without one takes embedding rows but no texts. A module in memory is run beside the
+    program made of it, and refused if their logits differ by more than 1e-4; with `check` this is done for
+    directories too, by `transformers`. Nothing in a checkpoint is ever executed, and whatever is wrong with
+    it is said in one `BuffetError`.
+    """
+    if isinstance(source, nn.Module):
+        return _from_module(source, tokenizer)
+    if check:
+        return checked(source, tokenizer=tokenizer)[0]
+    name, directory = _locate(source)
+    return _read(name, directory, tokenizer)
+
+
+def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tuple[Model, float]:
+    """The model of `source`, and how far its logits are from those that `transformers` computes.
+
+    The difference is relative to logits above 1, and a model that differs by more than 1e-4 is refused.
+    """
+    name, directory = _locate(source)
+    model = _read(name, directory, tokenizer)
+    return model, _compare(model, _transformers(directory, model.config), str(directory))
+
+
+def _read(name: str, directory: Path, tokenizer: object) -> Model:
+    if is_image_classifier(_configuration(directory)):
+        stored = open_weights(directory)
+        images = read_image_architecture(directory, _shapes(stored))
+        return _assemble(name, images, stored, str(directory), None)
+    architecture = read_architecture(directory / "config.json")
+    return _assemble(name, architecture, open_weights(directory), str(directory), tokenizer or directory)
+
+
+def _configuration(directory: Path) -> object:
+    path = directory / "config.json"
+    return read_json(path) if path.is_file() else None
+
+
+def _shapes(stored: Mapping[str, Stored]) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in stored.items()}
+
+
+def _locate(source: str | Path | None) -> tuple[str, Path]:
+    """The name of a model, and the directory it is read from."""
+    name = DEFAULT if source is None else source
+    if name in available():
+        return str(name), MODELS / name
+    directory = Path(name)
+    # os.path answers False where Path raises: names too long, forbidden folders
+    if os.path.isdir(directory):
+        return directory.resolve().name, directory
+    if isinstance(name, str) and is_hub_id(name) and not os.path.isfile(directory):
+        return name, fetch(name)
+    listed = ", ".join(available()) or "none"
+    what = "a file, not a checkpoint directory" if os.path.isfile(directory) else "no such directory"
+    raise BuffetError(f"{str(name)!r}: {what}; give a checkpoint directory or an embedded model ({listed})")
+
+
+def _assemble(
+    name: str, architecture: Architecture, stored: Mapping[str, Stored], where: str, tokenizer: object
+) -> Model:
+    config, tensors = architecture.config, read_tensors(stored, architecture, where)
+    program = build_program(config, tensors)
+    if isinstance(config, ImageConfig):
+        return ImageModel(name, config, program, None, tensors)
+    words = None if tokenizer is None else tokenizer_of(tokenizer, config.vocab_size)
+    return Model(name, config, program, words, tensors)
+
+
+def _from_module(module: nn.Module, tokenizer: object) -> Model:
+    name = type(module).__name__
+    config = getattr(module, "config", None)
+    if isinstance(module, EncoderClassifier):
+        raw, tensors = translate(module, name)
+    elif config is not None and hasattr(config, "to_dict"):
+        bases = (base.__name__ for base in type(module).__mro__)
+        tasks = ("ForSequenceClassification", "ForImageClassification")
+        task = next((base for base in bases if base.endswith(tasks)), name)
+        raw, tensors = {**config.to_dict(), "architectures": [task]}, module.state_dict()
+    else:
+        raise BuffetError(
+            f"{name}: supported modules are sequence and image classifiers of transformers, and "
+            "buffet.loading.EncoderClassifier around an nn.TransformerEncoder"
+        )
+    stored = in_memory(tensors)
+    images = is_image_classifier(raw)
+    architecture = image_architecture(raw, _shapes(stored), name) if images else Architecture.of(raw, name)
+    model = _assemble(name, architecture, stored, name, tokenizer)
+    _compare(model, module, name)
+    return model
+
+
+def _compare(model: Model, module: nn.Module, where: str) -> float:
+    """How far the logits of `model` are from those of `module`; too far is refused."""
+    if isinstance(model, ImageModel):
+        return check_images(model, module, where)
+
+    def program(ids: Tensor, types: Tensor | None, mask: Tensor | None) -> Tensor:
+        return model.logits(model.embeddings.rows(ids, types), mask)
+
+    def source(ids: Tensor, types: Tensor | None, mask: Tensor | None) -> Tensor:
+        if isinstance(ready, EncoderClassifier):
+            return ready(ids, mask)
+        given = {"attention_mask": mask, "token_type_ids": types}
+        return ready(ids, **{key: value for key, value in given.items() if value is not None}).logits
+
+    with as_float32(module) as ready:
+        return check_agreement(model.config, program, source, where)
+
+
+def _transformers(directory: Path, config: ModelConfig) -> nn.Module:
+    """The classifier of a directory as `transformers` runs it."""
+    images = isinstance(config, ImageConfig)
+    known = ("standard", "pre" if images else "post", "cls")
+    if (config.layer_norm, config.norm_position, config.pooling) != known:
+        raise BuffetError(
+            f"{directory}: check=True runs the model in transformers, which has no layer_norm "
+            f"{config.layer_norm}, norm_position {config.norm_position}, pooling {config.pooling}"
+        )
+    try:
+        from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+    except ImportError:
+        raise BuffetError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
+    kind = AutoModelForImageClassification if images else AutoModelForSequenceClassification
+    return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
