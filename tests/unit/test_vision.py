@@ -15,8 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import buffet
+from buffet.cli import main
 from buffet.loading import ImageModel, load
-from buffet.loading.images import rows_of
+from buffet.loading.images import pixel_box, read_digits, rows_of
+from buffet.train import TrainSettings, train
+from buffet.train.images import split
 
 SIZES: dict[str, Any] = {
     "hidden_size": 12,
@@ -182,3 +185,59 @@ def test_patches_and_whole_images_are_certified(p: int | str) -> None:
     region = buffet.LpBall(x, [1, 2, 3, 4], p, whole.certified)
     points = region.points(region.sample(200, torch.Generator().manual_seed(3)))[:, 0]
     assert (model.logits(points).argmax(-1) == whole.label).all()
+
+
+def test_a_box_of_pixels_stays_in_the_range_of_pixels() -> None:
+    x = torch.tensor([[0.0, 0.0], [0.05, 0.99]])
+    region = pixel_box(x, torch.tensor([[1]]), 0.1)
+    low, high = region.extent()
+    assert torch.allclose(low, torch.tensor([[[-0.05, -0.1]]]).double())
+    assert torch.allclose(high, torch.tensor([[[0.1, 0.01]]]).double())
+    assert bool(region.contains(torch.tensor([[[-0.05, 0.01]]]), slack=1e-7))
+
+
+def test_an_image_is_certified_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit(num_channels=1, layer_norm_eps=1e-3).save_pretrained(tmp_path / "m")
+    Image.fromarray(np.arange(36).reshape(6, 6).astype("uint8")).save(tmp_path / "image.png")
+
+    def certify(*options: str) -> dict[str, Any]:
+        arguments = ["certify", str(tmp_path / "image.png"), "--model", str(tmp_path / "m"), "--norm", "inf"]
+        code = main([*arguments, "--method", "lse", "--json", *options])
+        report = json.loads(capsys.readouterr().out)
+        assert code == (0 if report["verdict"] == "certified" else 1)
+        return report
+
+    capsys.readouterr()
+    whole = certify("--words", "together")
+    assert [task["words"] for task in whole["tasks"]] == [[1, 2, 3, 4]]
+    assert whole["certified"] > 0
+    each = certify("--eps", str(whole["certified"]))
+    assert [task["verdict"] for task in each["tasks"]] == ["certified"] * 4
+    assert [token["token"] for token in each["tokens"]][:2] == ["[CLASS]", "(0,0)"]
+
+
+def test_a_model_is_checked_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vit().save_pretrained(tmp_path / "m")
+    capsys.readouterr()
+    assert main(["models", "--check", str(tmp_path / "m"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["difference"] <= 1e-5
+    assert main(["models", "--check", str(tmp_path / "m")]) == 0
+    assert "logits differ by" in capsys.readouterr().out
+
+
+def test_digits_are_learned_and_the_checkpoint_loads(tmp_path: Path) -> None:
+    settings = TrainSettings.of(preset="digits-vit", out=tmp_path / "d", epochs=2, layers=1, patch=4)
+    summary = train(settings)
+    assert summary.dev_accuracy > 0.3
+    model = load(tmp_path / "d")
+    assert isinstance(model, ImageModel)
+    images, labels = read_digits()
+    index = split(len(images))["test"]
+    rows = rows_of(images[index, None], model.config)
+    assert float((model.logits(rows).argmax(-1) == labels[index]).double().mean()) == summary.test_accuracy
+    assert torch.equal(model.embed("digits:3"), rows_of(images[3, None], model.config))
+    assert settings.command() == "buffet train digits-vit --out d --layers 1 --patch 4 --epochs 2"
+    with pytest.raises(buffet.BuffetError, match="images and image presets go together"):
+        TrainSettings.of(preset="sst-small-1", data="digits", out=tmp_path / "e")

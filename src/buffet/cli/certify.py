@@ -29,9 +29,10 @@ from buffet.cli.options import (
 from buffet.cli.terminal import print_json, print_report, progress_bar
 from buffet.devices import device_named
 from buffet.errors import BuffetError
-from buffet.loading import DEFAULT, Encoding, Model, load
+from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
+from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
-from buffet.regions import LpBall
+from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
     ModelInfo,
@@ -57,6 +58,7 @@ EXAMPLES = (
     'buffet certify "a gripping , moving film" --method baseline   # quick',
     "buffet certify TEXT --eps 0.5 --method o-buffet --steps 1000 --trace margins.svg",
     "buffet certify TEXT --model path/to/checkpoint --threads 2 --memory 4GB",
+    "buffet certify digits:17 --model digits-vit --norm inf --words together",
 )
 
 Progress = Callable[[float], None]
@@ -112,12 +114,18 @@ class Request:
 def certify(
     text: Annotated[
         str,
-        typer.Argument(metavar="TEXT", help="The sentence. Quote it; '--' before it if it starts with '-'."),
+        typer.Argument(
+            metavar="TEXT",
+            help="The sentence. Quote it; '--' before it if it starts with '-'. For an image classifier, the"
+            " picture: a file, or **digits:17** for one of scikit-learn's digits.",
+        ),
     ],
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME|DIR", help="An embedded model (see **buffet models**) or a checkpoint directory."
+            metavar="NAME|DIR|OWNER/MODEL",
+            help="An embedded model (see **buffet models**), a checkpoint directory, or a model of the"
+            " Hugging Face Hub (needs buffet[hf]).",
         ),
     ] = DEFAULT,
     words: Annotated[
@@ -125,7 +133,8 @@ def certify(
         typer.Option(
             metavar="ROWS",
             help="Which rows move, counted from 0 with the special tokens: **2,5** each on its own,"
-            " **2+5** both at once, **all** every word on its own.",
+            " **2+5** both at once, **all** every word on its own, **together** all words at once. The words"
+            " of an image are its patches.",
         ),
     ] = "all",
     special: Annotated[bool, typer.Option("--special", help="Special tokens may be moved too.")] = False,
@@ -209,6 +218,8 @@ def certify(
     Every word is a task of its own: its embedding may move anywhere in a ball around where it is, the others
     stay. **certified** is a radius that is proven (rounded down), **attacked** one at which
     a change of the answer was found (rounded up), **margin** the proven lead of the answer there.
+
+    Pixels of an image go from 0 to 1. With **--norm inf --eps** they do not leave that range.
 
     Exit code 0: every task certified (without --eps: every radius above 0). 1: not certified. 2: bad input.
     """
@@ -401,10 +412,13 @@ def _verdicts(
         plain = bound_margins(model, region.with_eps(request.eps), METHODS["baseline"], label, engine)
         names = ["+".join(f"{i} {encoding.tokens[i]}" for i in words) for words in region.moved.tolist()]
         told = MarginTrace(names, plain.amin(-1).tolist())
+    moves: Region = region.with_eps(request.eps)
+    if isinstance(model, ImageModel) and math.isinf(region.p):
+        moves = pixel_box(region.center, region.moved, request.eps)
     found = verify(
         model,
-        region,
-        request.eps,
+        moves,
+        None,
         request.chosen,
         label=label,
         falsify=AttackSettings(seed=request.seed) if request.attack else False,

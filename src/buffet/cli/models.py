@@ -12,17 +12,30 @@ from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table
 from buffet.loading.families import read_architecture
-from buffet.loading.sources import DEFAULT, MODELS, available
+from buffet.loading.sources import DEFAULT, MODELS, available, checked
+from buffet.rounding import round_up
 
 
 def models(
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|OWNER/MODEL",
+            help="Load this model, run it in transformers too (needs buffet[hf]), and print how far the"
+            " logits are apart. More than 1e-4 is refused.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
-    """List the embedded models, whose names --model takes.
+    """List the embedded models, whose names --model takes, or check a model of your own.
 
     Any other model is given by its directory: config.json, weights and tokenizer as Hugging Face's
-    sequence classifiers of the BERT family have them, or by its id on the Hugging Face Hub, owner/model.
+    sequence classifiers of the BERT family have them, or its image classifiers (ViT, also in timm's words);
+    or by its id on the Hugging Face Hub, owner/model.
     """
+    if check is not None:
+        _check(check, json)
+        return
     described = [describe(name) for name in available()]
     if json:
         print_json(described)
@@ -40,6 +53,19 @@ def models(
             f"{model['bytes'] / 1e6:.1f} MB",
         )
     print_table(table)
+
+
+def _check(source: str, json: bool) -> None:
+    """Say what a model is, and how far its program is from its source."""
+    model, difference = checked(source)
+    config = model.config
+    if json:
+        print_json({"name": model.name, "labels": list(model.labels), "difference": difference})
+        return
+    typer.echo(
+        f"{model.name}: {config.num_hidden_layers} layers, width {config.hidden_size}, classes"
+        f" {', '.join(model.labels)}; logits differ by {round_up(difference)} at most"
+    )
 
 
 def describe(name: str) -> dict[str, Any]:

@@ -14,10 +14,12 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_words(words: str, encoding: Encoding, *, special: bool) -> list[tuple[int, ...]]:
-    """The tasks of ``--words``: ``all``, or rows such as ``2,5`` (two tasks) or ``2+5`` (one task)."""
+    """The tasks of ``--words``: ``all``, ``together``, or rows: ``2,5`` (two tasks) or ``2+5`` (one task)."""
     allowed = [i for i, is_special in enumerate(encoding.special) if special or not is_special]
     if words.strip().lower() == "all":
         return [(i,) for i in allowed]
+    if words.strip().lower() == "together":
+        return [tuple(allowed)]
     tasks = [tuple(_row(part, words) for part in task.split("+")) for task in words.split(",")]
     for row in (row for task in tasks for row in task):
         if row >= len(encoding.tokens):
@@ -37,8 +39,8 @@ def parse_words(words: str, encoding: Encoding, *, special: bool) -> list[tuple[
 def _row(part: str, words: str) -> int:
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
         raise BuffetError(
-            f"--words: got {_shorten(words)!r}; give 'all', or rows counted from 0 such as 2,5 (each on its"
-            " own) or 2+5 (together)"
+            f"--words: got {_shorten(words)!r}; give 'all', 'together', or rows counted from 0 such as 2,5"
+            " (each on its own) or 2+5 (both at once)"
         )
     return int(part)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from buffet.errors import BuffetError
@@ -16,6 +17,7 @@ from buffet.loading.agreement import as_float32, largest_difference
 from buffet.loading.model import Model
 from buffet.loading.tokenizer import Encoding
 from buffet.loading.vision import ImageConfig
+from buffet.regions import Box
 
 DIGITS = "digits:"
 """What the name of one of scikit-learn's digits starts with; its number follows."""
@@ -70,6 +72,18 @@ def rows_of(
     split = pixels.unflatten(-2, (-1, patch)).unflatten(-1, (-1, patch))  # channels, lines, y, columns, x
     patches = split.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)
     return torch.nn.functional.pad(patches, (0, 0, 1, 0))
+
+
+def pixel_box(x: Float[Tensor, "tokens width"], words: Int[Tensor, "tasks moved"], eps: float) -> Box:
+    """Pixels of the patches `words` that move by at most `eps` (L∞) and stay in [0, 1].
+
+    The ends are rounded outward, so that the box holds every such image.
+    """
+    x = x.double()
+    lower, upper = (
+        torch.nextafter(x + sign * eps, torch.full_like(x, sign * math.inf)) for sign in (-1.0, 1.0)
+    )
+    return Box(x, lower.clamp(min=0), upper.clamp(max=1), words)
 
 
 def read_pixels(image: Image, channels: int) -> Pixels:
