@@ -181,7 +181,7 @@ def _fit(
             best = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         accuracies.append(found)
         if progress:
-            rate, spent = schedule.get_last_lr()[0], time.monotonic() - begin
+            rate, spent = float(schedule.get_last_lr()[0]), time.monotonic() - begin
             step = epoch * len(batches)
             progress(Progress(epoch, settings.epochs, step, steps, losses[-1], rate, spent, found))
         if epoch - (accuracies.index(max(accuracies)) + 1) >= settings.patience:
