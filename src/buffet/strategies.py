@@ -72,11 +72,13 @@ def secant(
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
         slow = slow + 1 if shrunk else 0
         if low == 0:
-            # A little short of the expected root, and ever further when that was too much.
+            # A little short of the expected root, and ever further when that was too much. Where there is
+            # no margin at all, as beyond the reach of deep networks, the root is far away.
             falls += 1
             telling = root < high and (falls == 1 or margin > -NEARLY * clean) and margin > -clean
             short = 0.03 if falls == 1 else 0.01 * falls
-            eps = (1 - short) * root if telling else (1 - 0.2 * falls if falls < 4 else 1 / 8) * high
+            further = 1 / 8 if falls > 3 else 1 / 4 if math.isnan(margin) else 1 - 0.2 * falls
+            eps = (1 - short) * root if telling else further * high
         elif not low < root < high or slow >= 2:
             slow = 0
             # An ε of unknown magnitude is halved geometrically.
