@@ -187,6 +187,9 @@ def test_the_command_of_a_preset_is_its_name(preset: str) -> None:
         settings = TrainSettings.of(data="sst2", pretrained="models/encoder")
         assert settings.command() == "buffet train finetune --data DATA/sst2 --out finetune --from encoder"
         return
+    if preset == "digits-vit":  # brings its data along
+        assert TrainSettings.of(preset=preset).command() == "buffet train digits-vit --out digits-vit"
+        return
     settings = TrainSettings.of(preset=preset, data="sst2")
     named = "" if preset == "sst2-small" else f"{preset} "
     assert settings.command() == f"buffet train {named}--data DATA/sst2 --out {preset}"
