@@ -125,7 +125,7 @@ def verify(
         >>> buffet.verify(model, buffet.LpBall(x, words=[2], p=2), eps=0.01).verdict
         'certified'
     """
-    region = _sized(region, eps)
+    region = sized(region, eps)
     if mask is not None:
         region = without_padding(region, mask)
     chosen = method_named(
@@ -287,7 +287,7 @@ def without_padding(region: Region, mask: Bool[Tensor, "tokens"]) -> Region:
     return region.without_padding(mask)
 
 
-def _sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
+def sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
     if eps is None:
         return region
     if not isinstance(region, LpBall):

@@ -81,6 +81,7 @@ class Control:
     memory: Memory | None = None
     deadline: float | None = None  # on the clock of `time.perf_counter`
     trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
+    learned: dict[int, dict[int, Shares]] | None = None  # takes the shares learned for every node
 
     @property
     def expired(self) -> bool:
@@ -174,6 +175,8 @@ def learn(
     found = best.shares or candidates[0]
     if memory and (learning.steps or not known):
         memory.keep(bounds.region, root, found)
+    if control.learned is not None:
+        control.learned[root] = found
     return found
 
 
@@ -290,6 +293,8 @@ class Tuning:
         self.carried.update(learned)
         if memory and steps:
             memory.keep(bounds.region, target, learned)
+        if self.control.learned is not None:
+            self.control.learned[target] = learned
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         return tuned.boxes_of(nodes, tuned.locals)
 

@@ -28,6 +28,8 @@ from buffet.regions import Region
 
 Sharpen = Callable[[Bounds, Sequence[int], Mapping[int, Stop]], dict[int, Box]]
 """(bounds so far, nodes read together, stops) → boxes of the nodes through linear forms."""
+Settle = Callable[[int, Box], Box]
+"""(node, its box) → a box that contains it."""
 
 NONLINEAR = (Apply, Bilinear, Softmax)
 
@@ -60,6 +62,7 @@ def bound_nodes(
     chunk_bytes: int = 8 << 20,
     sharpen: Sharpen = Bounds.boxes_of,
     deadline: float | None = None,
+    settle: Settle | None = None,
 ) -> Bounds:
     """Bound every node that a nonlinearity reads.
 
@@ -70,6 +73,7 @@ def bound_nodes(
         chunk_bytes: size aimed at for the largest tensor of a backward substitution.
         sharpen: how boxes are made from linear forms that are not kept.
         deadline: when to give up with `OutOfTime`, on the clock of `time.perf_counter`.
+        settle: what is made of a sharpened box before it is used, such as rounding it outward.
 
     Where no task can be proven any more the walk ends early, and `margins` has none; not so while gradients
     are taken, which need something to flow through.
@@ -89,7 +93,7 @@ def bound_nodes(
         if propagation.keeps == "boxes":
             continue
         bounds.linearise(index, node)
-        stops = _stops(bounds, index, propagation)
+        stops = stops_at(bounds, index, propagation)
         if index in keeps and index not in bounds.forms:
             if form := _pushed(bounds, index, node):
                 bounds.forms[index] = form
@@ -100,8 +104,10 @@ def bound_nodes(
         if index in needed:
             if index not in sharper:
                 sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
-            bounds.boxes[index] = sharper[index] & box if box else sharper[index]
-            if may_end and not bool((bounds.boxes[index].widest(bounds.clean[index]) < limit).any()):
+            sharp = sharper[index] & box if box else sharper[index]
+            bounds.boxes[index] = settle(index, sharp) if settle else sharp
+            # Once a layer is often enough.
+            if may_end and isinstance(node.op, Scores) and not bool((bounds.boxes[index].widest() < limit).any()):
                 break
     return bounds
 
@@ -123,7 +129,7 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         lower = exact.margin(exact.locals)
     else:
         precise = bounds.precise()
-        lower = precise.margin(_stops(precise, root, propagation))
+        lower = precise.margin(stops_at(precise, root, propagation))
         if root in bounds.boxes:
             lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     limit = _widest(bounds.dtype)
@@ -190,7 +196,8 @@ def cuts(program: Program) -> frozenset[int]:
     return frozenset(found)
 
 
-def _stops(bounds: Bounds, root: int, propagation: Propagation) -> Mapping[int, Stop]:
+def stops_at(bounds: Bounds, root: int, propagation: Propagation) -> Mapping[int, Stop]:
+    """The nodes at which a substitution from `root` ends."""
     if propagation.window is None:
         return {**bounds.forms, **bounds.locals}
     layers = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,6 +53,7 @@ class Model:
     program: Program
     tokenizer: Tokenizer | None
     tensors: Mapping[str, Tensor]
+    directory: Path | None = None  # where it was read from; None: from memory
 
     @cached_property
     def embeddings(self) -> Embeddings:
@@ -74,8 +76,7 @@ class Model:
     def to(self, device: torch.device) -> Model:
         """The same model on another device; rows of `embed`, and so regions and proofs, live there too."""
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        embeddings = Embeddings.of(tensors)
-        return replace(self, program=self.program.to(device), embeddings=embeddings, tensors=tensors)
+        return replace(self, program=self.program.to(device), tensors=tensors)
 
     def encode(self, text: str) -> Encoding:
         """Tokens and ids of `text`, checked to fit the model; every method that takes a text starts here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -78,9 +79,13 @@ def _read(name: str, directory: Path, tokenizer: object) -> Model:
     if is_image_classifier(_configuration(directory)):
         stored = open_weights(directory)
         images = read_image_architecture(directory, _shapes(stored))
-        return _assemble(name, images, stored, str(directory), None)
-    architecture = read_architecture(directory / "config.json")
-    return _assemble(name, architecture, open_weights(directory), str(directory), tokenizer or directory)
+        model = _assemble(name, images, stored, str(directory), None)
+    else:
+        architecture = read_architecture(directory / "config.json")
+        model = _assemble(
+            name, architecture, open_weights(directory), str(directory), tokenizer or directory
+        )
+    return replace(model, directory=directory)
 
 
 def _configuration(directory: Path) -> object:

@@ -1,0 +1,226 @@
+"""A certificate as it is stored, read with suspicion: `docs/certificates.md` describes the format.
+
+Whatever is malformed is a `RejectedError` that says where; nothing in a certificate is trusted beyond its syntax here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from buffet_checker.balls import Array
+from buffet_checker.errors import BadInputError, RejectedError
+from buffet_checker.network import GRAPHS
+from buffet_checker.regions import Ball, Box, Candidates, Region
+from buffet_checker.storage import Stored, parse, parse_json
+
+SCHEMA = 1
+KEY = "buffet-certificate"
+LARGEST = 1e100
+"""No number of a certificate may be larger: far beyond any proof, and far from overflow."""
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """How boxes (and linear forms, if they are kept) of some nodes are derived."""
+
+    nodes: tuple[int, ...]
+    push: bool  # from the forms of the inputs; otherwise rows are substituted backwards
+    choices: int = 0  # which set of choices relaxes the nonlinearities on the way
+    stops: tuple[int, ...] = ()  # nodes whose kept forms end the substitution
+    keep: bool = False
+
+
+@dataclass
+class Tensors:
+    """The arrays of one file; every one has to be asked for exactly as it is, and none may be left over."""
+
+    stored: Stored
+    used: set[str] = field(default_factory=set)
+
+    def get(self, name: str, shapes: list[tuple[int, ...]], share: bool = False) -> Array | None:
+        """A finite float64 copy of an array of one of the shapes, within [0, 1] if it is a share; or None."""
+        value = self.stored.tensors.get(name)
+        if value is None:
+            return None
+        self.used.add(name)
+        if value.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise RejectedError(f"{name} has shape {list(value.shape)}, expected {wanted}")
+        wide = value.astype(np.float64)
+        if not (np.abs(wide) <= LARGEST).all():
+            raise RejectedError(f"{name} holds NaN, infinity or an absurd number")
+        if share and not ((wide >= 0) & (wide <= 1)).all():
+            raise RejectedError(f"{name} holds a number outside [0, 1]")
+        return wide
+
+    def need(self, name: str, shapes: list[tuple[int, ...]], share: bool = False) -> Array:
+        value = self.get(name, shapes, share)
+        if value is None:
+            raise RejectedError(f"{name} is missing")
+        return value
+
+    def leftover(self) -> None:
+        rest = sorted(self.stored.tensors.keys() - self.used)
+        if rest:
+            raise RejectedError(f"{rest[0]:.80} is an array that nothing refers to")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One task: for no point of the region is a margin below what is claimed."""
+
+    number: int
+    graph: str
+    kinds: tuple[str, ...]
+    region: dict[str, Any]
+    margins: tuple[float, ...]
+    derivations: tuple[Derivation, ...]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    model: dict[str, str]
+    input: str
+    label: int
+    claims: tuple[Claim, ...]
+    tensors: Tensors
+
+
+def read_certificate(content: bytes, where: str) -> Certificate:
+    stored = parse(content, where)
+    if KEY not in stored.metadata:
+        raise BadInputError(f"{where}: no certificate: its metadata have no {KEY!r}")
+    head = parse_json(stored.metadata[KEY], where)
+    if not isinstance(head, dict) or head.get("schema") != SCHEMA:
+        found = head.get("schema") if isinstance(head, dict) else None
+        raise BadInputError(f"{where}: schema {found!r:.20}; this checker reads schema {SCHEMA}")
+    keys = _object(head, "head", {"schema", "model", "input", "label", "claims"}, {"made"})
+    model = _object(keys["model"], "model", {"config.json", "model.safetensors"})
+    claims = _list(keys["claims"], "claims")
+    if not claims:
+        raise RejectedError("claims is empty: there is nothing to check")
+    return Certificate(
+        model={name: _text(value, f"model.{name}") for name, value in model.items()},
+        input=_text(keys["input"], "input"),
+        label=_count(keys["label"], "label"),
+        claims=tuple(_claim(i, claim) for i, claim in enumerate(claims)),
+        tensors=Tensors(stored),
+    )
+
+
+def _claim(number: int, raw: Any) -> Claim:
+    where = f"claims[{number}]"
+    claim = _object(raw, where, {"graph", "nodes", "region", "margins", "derivations"}, {"method"})
+    if claim["graph"] not in GRAPHS:
+        raise RejectedError(f"{where}.graph is {claim['graph']!r:.40}; known are {', '.join(GRAPHS)}")
+    region = _object(
+        claim["region"], f"{where}.region", {"kind", "moved"}, {"p", "eps", "lower", "upper", "budget"}
+    )
+    return Claim(
+        number=number,
+        graph=claim["graph"],
+        kinds=tuple(_text(k, f"{where}.nodes") for k in _list(claim["nodes"], f"{where}.nodes")),
+        region=region,
+        margins=tuple(_number(m, f"{where}.margins") for m in _list(claim["margins"], f"{where}.margins")),
+        derivations=tuple(
+            _derivation(d, f"{where}.derivations[{i}]")
+            for i, d in enumerate(_list(claim["derivations"], f"{where}.derivations"))
+        ),
+    )
+
+
+def _derivation(raw: Any, where: str) -> Derivation:
+    entry = _object(raw, where, {"nodes"}, {"push", "choices", "stops", "keep"})
+    nodes = tuple(_count(n, f"{where}.nodes") for n in _list(entry["nodes"], f"{where}.nodes"))
+    if not nodes or any(a >= b for a, b in zip(nodes, nodes[1:], strict=False)):
+        raise RejectedError(f"{where}.nodes must be rising numbers")
+    flags = [entry.get(key, False) for key in ("push", "keep")]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise RejectedError(f"{where}: push and keep are true or false")
+    stops = tuple(_count(n, f"{where}.stops") for n in _list(entry.get("stops", []), f"{where}.stops"))
+    choices = _count(entry.get("choices", 0), f"{where}.choices")
+    return Derivation(nodes, flags[0], choices, stops, flags[1])
+
+
+def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
+    """The region of a claim, around the rows of the sentence."""
+    where, raw = f"claims[{claim.number}].region", claim.region
+    moved = [_count(i, f"{where}.moved") for i in _list(raw["moved"], f"{where}.moved")]
+    if not moved or len(set(moved)) < len(moved) or max(moved) >= len(rows):
+        raise RejectedError(f"{where}.moved must be different rows of the sentence (0 to {len(rows) - 1})")
+    index = np.array(moved)
+    shape = len(moved), rows.shape[1]
+    if raw["kind"] == "ball":
+        _object(raw, where, {"kind", "moved", "p", "eps"})
+        eps = _number(raw["eps"], f"{where}.eps")
+        p = math.inf if raw["p"] == "inf" else _number(raw["p"], f"{where}.p")
+        if not 0 <= eps <= LARGEST or not p >= 1:
+            raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and p {p} ≥ 1")
+        end = np.full(shape, eps)
+        return Ball(index, -end, end, p, eps)
+    if raw["kind"] == "box":
+        _object(raw, where, {"kind", "moved"})
+        ends = [tensors.need(f"{claim.number}.region.{side}", [shape]) for side in ("lower", "upper")]
+        if not (ends[0] <= ends[1]).all():
+            raise RejectedError(f"{where}: a lower end is above its upper end")
+        low, high = np.nextafter(ends[0] - rows[index], -np.inf), np.nextafter(ends[1] - rows[index], np.inf)
+        return Box(index, low, high)
+    if raw["kind"] == "candidates":
+        _object(raw, where, {"kind", "moved", "budget"})
+        name = f"{claim.number}.region.rows"
+        found = tensors.stored.tensors.get(name)
+        choices = 0 if found is None or found.ndim != 3 else found.shape[1]
+        given = tensors.need(name, [(shape[0], choices, shape[1])])
+        own = rows[index][:, None]
+        offsets = given - own
+        error = np.spacing(np.abs(offsets)) * (given != own)
+        low, high = (f(f(offsets + s * error, 1), 0.0) for f, s in ((_least, -1), (_most, 1)))
+        budget = _count(raw["budget"], f"{where}.budget")
+        return Candidates(index, low, high, offsets, error, budget)
+    raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, box and candidates")
+
+
+def _least(x: Array, by: int | float) -> Array:
+    return np.nextafter(x.min(by), -np.inf) if isinstance(by, int) else np.minimum(x, by)
+
+
+def _most(x: Array, by: int | float) -> Array:
+    return np.nextafter(x.max(by), np.inf) if isinstance(by, int) else np.maximum(x, by)
+
+
+def _object(raw: Any, where: str, needed: set[str], optional: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
+    if not isinstance(raw, dict):
+        raise RejectedError(f"{where} is no object")
+    if missing := needed - raw.keys():
+        raise RejectedError(f"{where} has no {min(missing)}")
+    if extra := raw.keys() - needed - optional:
+        raise RejectedError(f"{where} has an unknown key {min(extra)!r:.40}")
+    return raw
+
+
+def _list(raw: Any, where: str) -> list[Any]:
+    if not isinstance(raw, list):
+        raise RejectedError(f"{where} is no list")
+    return raw
+
+
+def _text(raw: Any, where: str) -> str:
+    if not isinstance(raw, str):
+        raise RejectedError(f"{where} is no text")
+    return raw
+
+
+def _count(raw: Any, where: str) -> int:
+    if type(raw) is not int or not 0 <= raw < 1 << 31:
+        raise RejectedError(f"{where} is {raw!r:.40}; expected a whole number ≥ 0")
+    return raw
+
+
+def _number(raw: Any, where: str) -> float:
+    if type(raw) not in (int, float) or not -LARGEST <= raw <= LARGEST:
+        raise RejectedError(f"{where} is {raw!r:.40}; expected a number")
+    return float(raw)

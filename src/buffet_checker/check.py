@@ -1,0 +1,93 @@
+"""The check itself: files in, accepted or rejected out. It trusts the model's files and nothing else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from buffet_checker.balls import Array
+from buffet_checker.certificate import Certificate, Claim, read_certificate, region_of
+from buffet_checker.errors import RejectedError
+from buffet_checker.network import Checkpoint, build, read_checkpoint
+from buffet_checker.storage import read_bytes, sha256
+from buffet_checker.substitution import Claimed
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was derived for one claim: lower bounds of its margins, in exact arithmetic."""
+
+    moved: tuple[int, ...]
+    margins: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a check; a rejection says why, and at which node."""
+
+    accepted: bool
+    reason: str
+    label: int | None
+    proofs: tuple[Proof, ...]
+    seconds: float
+
+
+def check(certificate: str | Path, model: str | Path) -> Result:
+    """Check a certificate file against the checkpoint in a directory.
+
+    Accepted means: for every claim and every point of its region, the network of the directory, in exact arithmetic
+    with its stored weights, has a larger logit for the label than for any other class, by at least the margins.
+    Raises `BadInputError` for files that cannot be judged.
+    """
+    begin = time.perf_counter()
+    proofs: list[Proof] = []
+    label = None
+    try:
+        content = read_bytes(Path(certificate))
+        checkpoint = read_checkpoint(Path(model))
+        with np.errstate(all="ignore"):
+            found = read_certificate(content, str(certificate))
+            label = found.label
+            rows = _rows(found, checkpoint)
+            for claim in found.claims:
+                proofs.append(_prove(found, claim, checkpoint, rows))
+            found.tensors.leftover()
+    except RejectedError as error:
+        return Result(False, str(error), label, (), time.perf_counter() - begin)
+    return Result(True, "", label, tuple(proofs), time.perf_counter() - begin)
+
+
+def _rows(certificate: Certificate, checkpoint: Checkpoint) -> Array:
+    """The rows of the sentence; model, label and rows must be those that the certificate is about."""
+    for name, value in certificate.model.items():
+        if checkpoint.hashes[name] != value:
+            raise RejectedError(f"model: {name} has another hash; the certificate is about another model")
+    if certificate.label >= checkpoint.classes:
+        raise RejectedError(f"label {certificate.label} is not a class of the model")
+    stored = certificate.tensors.stored.tensors.get("center")
+    tokens = 0 if stored is None or stored.ndim != 2 else stored.shape[0]
+    rows = certificate.tensors.need("center", [(max(tokens, 1), checkpoint.width)])
+    if sha256(np.ascontiguousarray(stored).tobytes()) != certificate.input:
+        raise RejectedError("input: the rows of the sentence have another hash")
+    return rows
+
+
+def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows: Array) -> Proof:
+    nodes, values = build(checkpoint, rows, certificate.label, claim.graph)
+    kinds = tuple(node.kind for node in nodes)
+    if claim.kinds != kinds:
+        raise RejectedError(f"claims[{claim.number}].nodes does not list the operations of this network")
+    region = region_of(claim, rows, certificate.tensors)
+    margins = Claimed(nodes, values, region, claim, certificate.tensors).margins()
+    where = f"claims[{claim.number}], node {len(nodes) - 1} (margin)"
+    if len(claim.margins) != len(margins):
+        raise RejectedError(f"{where}: {len(claim.margins)} margins are claimed, there are {len(margins)}")
+    for other, (claimed, proven) in enumerate(zip(claim.margins, margins.tolist(), strict=True)):
+        if not claimed > 0:
+            raise RejectedError(f"{where}: margin {other} is claimed to be {claimed:.9g}, which proves nothing")
+        if not proven >= claimed:
+            raise RejectedError(f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}")
+    return Proof(tuple(region.moved.tolist()), tuple(margins.tolist()))

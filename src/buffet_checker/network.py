@@ -1,0 +1,273 @@
+"""The network of a checkpoint as a numbered list of operations, built from its files alone.
+
+Values are matrices of tokens × features; features of a head-wise value are laid out head by head. The numbering is
+part of the certificate's schema: nodes are numbered in the order in which `build` adds them, and the certificate's
+``graph`` says how softmax is written:
+
+    plain         softmax
+    decomposed    exp(s − ŝ_max), its sum, the reciprocal of that, and their product; ŝ_max is the largest score of
+                  the reference run
+    differences   softmax, preceded by the differences s_k − s_j (j < k) of the scores of each query and head
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buffet_checker.balls import Array, Ball
+from buffet_checker.errors import BadInputError
+from buffet_checker.functions import FUNCTIONS
+from buffet_checker.storage import parse, parse_json, read_bytes, sha256
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "tanh": "tanh",
+}
+GRAPHS = ("plain", "decomposed", "differences")
+FIXED: dict[str, tuple[object, ...]] = {
+    "model_type": ("bert",),
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "quantization_config": (None,),
+    "pruned_heads": ({}, None),
+    "layer_norm": ("standard", "no_var"),
+    "norm_position": ("post", "pre"),
+    "pooling": ("cls", "mean"),
+    "head_act": (None, "none", "tanh", "relu", "gelu"),
+}
+DEFAULTS = {"model_type": "bert", "layer_norm": "standard", "norm_position": "post", "pooling": "cls"}
+FILES = ("config.json", "model.safetensors")
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation and the earlier nodes it reads; `name` says where in the network it is."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    name: str
+    weight: Array | None = None
+    bias: Array | None = None
+    function: str = ""
+    heads: int = 1
+    scale: float = 1.0
+    least: float = -math.inf  # no entry is ever below this
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The configuration and float64 copies of the weights of a directory, with the hashes of its files."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Array]
+    hashes: Mapping[str, str]
+
+    @property
+    def width(self) -> int:
+        return int(self.config.get("embedding_size") or self.config["hidden_size"])
+
+    @property
+    def classes(self) -> int:
+        return len(self.tensors["classifier.bias"])
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read config.json and model.safetensors; whatever this checker does not know is refused."""
+    contents = {name: read_bytes(directory / name) for name in FILES}
+    where = str(directory / FILES[0])
+    raw = parse_json(contents[FILES[0]], where)
+    if not isinstance(raw, dict):
+        raise BadInputError(f"{where}: expected an object")
+    config = {**DEFAULTS, **raw}
+    for key, allowed in FIXED.items():
+        if config.get(key) not in allowed:
+            raise BadInputError(f"{where}: {key} {config[key]!r:.60} is not supported by the checker")
+    if config.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise BadInputError(f"{where}: hidden_act {config['hidden_act']!r:.60} is not supported by the checker")
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        if type(config.get(key)) is not int or not 1 <= config[key] <= 65_536:
+            raise BadInputError(f"{where}: {key} is {config.get(key)!r:.60}; expected a whole number ≥ 1")
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise BadInputError(f"{where}: hidden_size is no multiple of num_attention_heads")
+    eps = config.setdefault("layer_norm_eps", 1e-12)
+    if type(eps) is not float or not 0 < eps < 1:
+        raise BadInputError(f"{where}: layer_norm_eps is {eps!r:.60}; expected a number between 0 and 1")
+    stored = parse(contents[FILES[1]], str(directory / FILES[1]))
+    tensors: dict[str, Array] = {}
+    for name, value in stored.tensors.items():
+        if value.dtype == np.float64:
+            raise BadInputError(f"{directory / FILES[1]}: {name:.80} is F64; the checker reads F32 and F16")
+        if not np.isfinite(value).all():
+            raise BadInputError(f"{directory / FILES[1]}: {name:.80} holds NaN or infinity")
+        for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        name = name if name.startswith(("bert.", "classifier.")) else f"bert.{name}"
+        tensors[name] = value  # type: ignore[assignment]
+    return Checkpoint(config, tensors, {name: sha256(content) for name, content in contents.items()})
+
+
+class Builder:
+    """Adds nodes, and keeps the reference value of each: the float64 run on the unmoved rows."""
+
+    def __init__(self, checkpoint: Checkpoint, rows: Array, graph: str) -> None:
+        self.checkpoint, self.graph = checkpoint, graph
+        self.nodes: list[Node] = [Node("input", (), "input")]
+        self.values: list[Array] = [rows]
+
+    def add(self, kind: str, name: str, *inputs: int, **fields: Any) -> int:
+        node = Node(kind, inputs, name, **fields)
+        self.nodes.append(node)
+        self.values.append(evaluate(node, [self.values[i] for i in inputs]))
+        return len(self.nodes) - 1
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Array:
+        value = self.checkpoint.tensors.get(name)
+        if value is None or value.shape != shape:
+            found = "missing" if value is None else f"of shape {list(value.shape)}"
+            raise BadInputError(f"tensor {name} is {found}; the configuration says {list(shape)}")
+        return value.astype(np.float64)
+
+    def dense(self, x: int, prefix: str, out: int, name: str) -> int:
+        shape = out, self.values[x].shape[1]
+        weight, bias = self.tensor(f"{prefix}.weight", shape), self.tensor(f"{prefix}.bias", (out,))
+        return self.add("affine", name, x, weight=weight, bias=bias)
+
+    def norm(self, x: int, prefix: str, name: str) -> int:
+        config, width = self.checkpoint.config, self.values[x].shape[1]
+        y = self.add("center", f"{name}, centred", x)
+        if config["layer_norm"] == "standard":
+            eps = config["layer_norm_eps"]
+            square = self.add("apply", f"{name}, squares", y, function="square")
+            mean, bias = np.full((1, width), 1 / width), np.full(1, eps)
+            variance = self.add("affine", f"{name}, variance", square, weight=mean, bias=bias, least=eps)
+            inverse = self.add("apply", f"{name}, 1/deviation", variance, function="rsqrt")
+            y = self.add("rescale", f"{name}, normalised", y, inverse)
+        weight, bias = (self.tensor(f"{prefix}.{part}", (width,)) for part in ("weight", "bias"))
+        return self.add("diagonal", name, y, weight=weight, bias=bias)
+
+    def softmax(self, scores: int, heads: int, name: str) -> int:
+        value = self.values[scores].reshape(len(self.values[scores]), heads, -1)
+        keys = value.shape[2]
+        if self.graph == "decomposed":
+            peak = np.broadcast_to(value.max(-1, keepdims=True), value.shape).reshape(len(value), -1)
+            sums = np.kron(np.eye(heads), np.ones(keys))
+            shifted = self.add("offset", f"{name} scores, shifted", scores, bias=-peak)
+            e = self.add("apply", f"{name} exp", shifted, function="exp")
+            total = self.add("affine", f"{name} sum", e, weight=sums, bias=np.zeros(heads))
+            inverse = self.add("apply", f"{name} reciprocal", total, function="reciprocal")
+            return self.add("normalise", f"{name} weights", e, inverse, heads=heads)
+        if self.graph == "differences" and keys > 1:
+            first, second = np.triu_indices(keys, 1)
+            eye = np.eye(keys)
+            matrix = np.kron(np.eye(heads), eye[second] - eye[first])
+            bias = np.zeros(len(matrix))
+            apart = self.add("affine", f"{name} differences", scores, weight=matrix, bias=bias)
+            return self.add("softmax", f"{name} weights", scores, apart, heads=heads)
+        return self.add("softmax", f"{name} weights", scores, heads=heads)
+
+    def block(self, x: int, layer: int, first_only: bool) -> int:
+        config = self.checkpoint.config
+        width, heads = config["hidden_size"], config["num_attention_heads"]
+        post, prefix, name = config["norm_position"] == "post", f"bert.encoder.layer.{layer}", f"layer {layer}"
+        attention_norm, output_norm = f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"
+        tokens = x if post else self.norm(x, attention_norm, f"{name} attention norm")
+        residual = queries = x
+        if first_only:
+            residual = queries = self.add("first", f"{name} first row", x)
+        if not post:
+            queries = self.add("first", f"{name} query row", tokens) if first_only else tokens
+        own = f"{prefix}.attention.self"
+        q = self.dense(queries, f"{own}.query", width, f"{name} queries")
+        k = self.dense(tokens, f"{own}.key", width, f"{name} keys")
+        v = self.dense(tokens, f"{own}.value", width, f"{name} values")
+        scale = 1 / math.sqrt(width // heads)
+        scores = self.add("scores", f"{name} scores", q, k, heads=heads, scale=scale)
+        mixed = self.add("mix", f"{name} attention", self.softmax(scores, heads, name), v, heads=heads)
+        dense = self.dense(mixed, f"{prefix}.attention.output.dense", width, f"{name} attention output")
+        x = self.add("add", f"{name} attention residual", residual, dense)
+        if post:
+            x = self.norm(x, attention_norm, f"{name} attention norm")
+        inner = x if post else self.norm(x, output_norm, f"{name} output norm")
+        size, function = config["intermediate_size"], ACTIVATIONS[config.get("hidden_act", "gelu")]
+        inner = self.dense(inner, f"{prefix}.intermediate.dense", size, f"{name} feed-forward input")
+        inner = self.add("apply", f"{name} activation", inner, function=function)
+        inner = self.dense(inner, f"{prefix}.output.dense", width, f"{name} feed-forward output")
+        x = self.add("add", f"{name} output residual", x, inner)
+        return self.norm(x, output_norm, f"{name} output norm") if post else x
+
+
+def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[list[Node], list[Array]]:
+    """The network from embedding rows to ``logit[label] − logit[other]``, and its reference values."""
+    config, net = checkpoint.config, Builder(checkpoint, rows, graph)
+    x, width = 0, config["hidden_size"]
+    if config.get("embedding_norm", True):
+        x = net.norm(x, "bert.embeddings.LayerNorm", "embedding norm")
+    if rows.shape[1] != width:
+        x = net.dense(x, "bert.embeddings_project", width, "embedding projection")
+    for layer in range(config["num_hidden_layers"]):
+        last = layer == config["num_hidden_layers"] - 1
+        x = net.block(x, layer, last and config["pooling"] == "cls")
+    ends = config.get("final_norm")
+    if config["norm_position"] == "pre" if ends is None else ends:
+        x = net.norm(x, "bert.encoder.LayerNorm", "final norm")
+    if config["pooling"] == "mean":
+        x = net.add("mean", "mean pooling", x)
+    head = config.get("head_act") or ("tanh" if config["pooling"] == "cls" else "none")
+    if head != "none":
+        x = net.add("apply", "head activation", net.dense(x, "bert.pooler.dense", width, "head"), function=head)
+    weight = net.tensor("classifier.weight", (checkpoint.classes, width))
+    bias = net.tensor("classifier.bias", (checkpoint.classes,))
+    others = [c for c in range(checkpoint.classes) if c != label]
+    net.add("affine", "margin", x, weight=weight[label] - weight[others], bias=bias[label] - bias[others])
+    return net.nodes, net.values
+
+
+def evaluate(node: Node, inputs: list[Array]) -> Array:
+    """The value of an operation, in float64; `rounding.residual` bounds how far it is from the exact one."""
+    x = inputs[0]
+    match node.kind:
+        case "affine":
+            assert node.weight is not None and node.bias is not None
+            return x @ node.weight.T + node.bias
+        case "diagonal":
+            assert node.weight is not None and node.bias is not None
+            return x * node.weight + node.bias
+        case "center":
+            return x - x.mean(-1, keepdims=True)
+        case "add":
+            return x + inputs[1]
+        case "offset":
+            assert node.bias is not None
+            return x + node.bias
+        case "first":
+            return x[:1]
+        case "mean":
+            return x.mean(0, keepdims=True)
+        case "apply":
+            return FUNCTIONS[node.function].value(Ball.exact(x)).mid
+        case "softmax":
+            s = x.reshape(len(x), node.heads, -1)
+            e = np.exp(s - s.max(-1, keepdims=True))
+            return (e / e.sum(-1, keepdims=True)).reshape(x.shape)
+        case "scores":
+            q, k = (v.reshape(len(v), node.heads, -1) for v in inputs)
+            return node.scale * np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)).transpose(1, 0, 2).reshape(
+                len(q), -1
+            )
+        case "mix":
+            p, v = (value.reshape(len(value), node.heads, -1) for value in inputs)
+            return np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(p), -1)
+        case _:
+            parts = x.reshape(len(x), node.heads, -1)
+            return (parts * inputs[1][:, :, None]).reshape(x.shape)

@@ -1,0 +1,87 @@
+"""What may move: for a linear form of the input deviation, a lower bound of its minimum over the region."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from buffet_checker.balls import FUNCTION, U, Array, gamma
+
+
+@dataclass(frozen=True)
+class Region:
+    """Rows `moved` of the sentence deviate by δ; no entry of δ exceeds `reach` in absolute value."""
+
+    moved: Array  # row numbers
+    lower: Array  # moved, width: the smallest value of every entry of δ
+    upper: Array
+
+    @property
+    def reach(self) -> Array:
+        return np.maximum(np.abs(self.lower), np.abs(self.upper))
+
+    def minimum(self, form: Array) -> Array:
+        """At most ``min_δ Σ form·δ`` for ``form[moved, width, ...]``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Ball(Region):
+    """``‖δ_d‖_p ≤ ε`` for every moved row; the minimum is ``−ε Σ_d ‖form_d‖_q`` with 1/p + 1/q = 1."""
+
+    p: float
+    eps: float
+
+    def minimum(self, form: Array) -> Array:
+        width, words = form.shape[1], form.shape[0]
+        if self.p == 1:
+            norms = np.abs(form).max(1)
+        elif math.isinf(self.p):
+            norms = np.abs(form).sum(1)
+        elif self.p == 2:
+            norms = np.sqrt(np.square(form).sum(1))
+        else:
+            # ‖x‖_q falls as q grows, so the exponent may be rounded, but only down
+            q = np.nextafter(self.p / (self.p - 1), 1.0) * (1 - 4 * U)
+            largest = np.abs(form).max(1, keepdims=True)
+            shares = np.abs(form) / np.where(largest > 0, largest, 1.0)
+            norms = largest[:, 0] * np.power(np.power(shares, q).sum(1), 1 / q)
+        # powers, the sum and the root err relatively; squares that underflow add up to less than 1e-150
+        grown = 1 + gamma(width + words + 16) + 8 * FUNCTION
+        return -self.eps * (norms.sum(0) * grown + words * 1e-150) * (1 + 8 * U)
+
+
+@dataclass(frozen=True)
+class Box(Region):
+    """Every entry between two ends; the minimum is ``Σ A⁺l + A⁻u``."""
+
+    def minimum(self, form: Array) -> Array:
+        shape = (*self.lower.shape, *(1 for _ in form.shape[2:]))
+        low, high, reach = (v.reshape(shape) for v in (self.lower, self.upper, self.reach))
+        total = (np.maximum(form, 0) * low + np.minimum(form, 0) * high).sum((0, 1))
+        error = gamma(self.lower.size + 8) * (np.abs(form) * reach).sum((0, 1))
+        return total - error * (1 + 1e-8) - 1e-290
+
+
+@dataclass(frozen=True)
+class Candidates(Region):
+    """Row d moves by one of ``offsets[d]`` (0 among them), or stays; at most `budget` rows move.
+
+    An offset is known up to `error`: the difference of two rows, rounded.
+    """
+
+    offsets: Array  # moved, choices, width
+    error: Array
+    budget: int
+
+    def minimum(self, form: Array) -> Array:
+        words, choices, width = self.offsets.shape
+        flat = form.reshape(words, width, -1)
+        gains = np.matmul(self.offsets, flat)
+        sizes = np.abs(flat)
+        lost = gamma(width + words + 8) * np.matmul(np.abs(self.offsets), sizes) + np.matmul(self.error, sizes)
+        least = np.minimum((gains - lost * (1 + 1e-8)).min(1), 0.0)
+        total = np.sort(least, 0)[: self.budget].sum(0) * (1 + gamma(words + 8))
+        return (total - 1e-290).reshape(form.shape[2:])

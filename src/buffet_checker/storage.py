@@ -1,0 +1,103 @@
+"""Reads safetensors files: eight bytes of length, a JSON header, and the arrays, nothing else.
+
+The reader is strict, as a certificate may be hostile: names are unique, arrays lie one after the other and fill the
+file, types are known, sizes are what the shapes say. Nothing is allocated before that is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from buffet_checker.errors import BadInputError
+
+TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+LARGEST_HEADER = 64 << 20
+LARGEST_AXES = 8
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The arrays of a file, by name, and the texts in its header."""
+
+    tensors: dict[str, npt.NDArray[Any]]
+    metadata: dict[str, str]
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """A JSON value in which no object names a key twice and every number is finite."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a key is there twice")
+        return found
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no number")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(f"{where}: not valid JSON: {' '.join(str(error).split())[:120]}") from None
+
+
+def parse(content: bytes, where: str) -> Stored:
+    """The arrays of a safetensors file (views, not copies)."""
+
+    def bad(reason: str) -> BadInputError:
+        return BadInputError(f"{where}: not a complete safetensors file: {reason}")
+
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or not 2 <= size <= min(len(content) - 8, LARGEST_HEADER):
+        raise bad("its header is longer than the file")
+    header = parse_json(content[8 : 8 + size], where)
+    if not isinstance(header, dict):
+        raise bad("its header is no object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise bad("its metadata are not texts")
+    entries: list[tuple[int, int, str, Any, tuple[int, ...]]] = []
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise bad(f"entry {name[:80]!r}")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > LARGEST_AXES:
+            raise bad(f"shape or offsets of {name[:80]!r}")
+        if not isinstance(dtype, str) or dtype not in TYPES:
+            raise BadInputError(f"{where}: {name[:80]!r} has type {str(dtype)[:20]}; read are: {', '.join(TYPES)}")
+        if offsets[1] - offsets[0] != math.prod(shape) * np.dtype(TYPES[dtype]).itemsize:
+            raise bad(f"size of {name[:80]!r}")
+        entries.append((offsets[0], offsets[1], name, TYPES[dtype], tuple(shape)))
+    place = 0
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for start, end, name, kind, shape in sorted(entries, key=lambda e: e[:2]):
+        if start != place or 8 + size + end > len(content):
+            raise bad(f"{name[:80]!r} is not where the one before it ends")
+        place = end
+        tensors[name] = np.frombuffer(content, kind, math.prod(shape), 8 + size + start).reshape(shape)
+    if 8 + size + place != len(content):
+        raise bad("it goes on after the last array")
+    return Stored(tensors, metadata)
+
+
+def _counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 48 for v in values)
