@@ -18,10 +18,19 @@ from buffet_checker.substitution import Claimed
 
 @dataclass(frozen=True)
 class Proof:
-    """What was derived for one claim: lower bounds of its margins, in exact arithmetic."""
+    """What was derived for one claim: lower bounds of its margins in exact arithmetic.
+
+    `slacks` is how much smaller a margin may come out in deployed float32 arithmetic: where ``margin − slack`` is
+    positive, the deployed network gives the same answer too.
+    """
 
     moved: tuple[int, ...]
     margins: tuple[float, ...]
+    slacks: tuple[float, ...]
+
+    @property
+    def deployed(self) -> bool:
+        return all(m - s > 0 for m, s in zip(self.margins, self.slacks, strict=True))
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows:
     if claim.kinds != kinds:
         raise RejectedError(f"claims[{claim.number}].nodes does not list the operations of this network")
     region = region_of(claim, rows, certificate.tensors)
-    margins = Claimed(nodes, values, region, claim, certificate.tensors).margins()
+    margins, deployed = Claimed(nodes, values, region, claim, certificate.tensors).margins()
     where = f"claims[{claim.number}], node {len(nodes) - 1} (margin)"
     if len(claim.margins) != len(margins):
         raise RejectedError(f"{where}: {len(claim.margins)} margins are claimed, there are {len(margins)}")
@@ -90,4 +99,5 @@ def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows:
             raise RejectedError(f"{where}: margin {other} is claimed to be {claimed:.9g}, which proves nothing")
         if not proven >= claimed:
             raise RejectedError(f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}")
-    return Proof(tuple(region.moved.tolist()), tuple(margins.tolist()))
+    slacks = np.nan_to_num(np.nextafter(margins - deployed, np.inf), nan=np.inf)
+    return Proof(tuple(region.moved.tolist()), tuple(margins.tolist()), tuple(slacks.tolist()))

@@ -38,7 +38,7 @@ class Function:
     derivative: Value
     pieces: tuple[tuple[float, float, int], ...]
     touch: Callable[[Array], Array] | None = None
-    steepest: Callable[[Array, Array], Array] = lambda low, high: np.ones_like(low)  # sup |f'| on [low, high]
+    bend: float = 0.0  # sup |f''|, where f' is not monotone
     positive: bool = False  # defined for x > 0 only
     least: float = -math.inf
     greatest: float = math.inf
@@ -55,6 +55,15 @@ class Function:
         if self.positive:
             bottom = np.where(low > 0, bottom, np.nan)
         return np.maximum(bottom, self.least), np.minimum(top, self.greatest)
+
+    def slopes(self, x: Array, y: Array) -> tuple[Array, Array]:
+        """The least and the largest f' between x and y."""
+        x, y = np.minimum(x, y), np.maximum(x, y)
+        ends = [self.derivative(Ball.exact(at)) for at in (x, y)]
+        least, most = np.minimum(ends[0].low, ends[1].low), np.maximum(ends[0].high, ends[1].high)
+        # f' is monotone between its turns, so that the ends decide; near a turn it moves by |f''| at most
+        reach = self.bend * (y - x)
+        return least - reach, most + reach
 
     def intercept(self, x: Array, y: Array, low: Array, high: Array, slope: Array, side: int) -> Array:
         """An i with ``side·(f(x+a) − y) ≥ side·(k·a + i)`` for all x + a in [low, high]; side 1: a line below.
@@ -145,16 +154,16 @@ def _gelu(value: Value, derivative: Value, turn: float, least: float) -> Functio
         value,
         derivative,
         pieces,
-        steepest=lambda low, high: np.full_like(low, 1.13),
         least=least,
         turns=(-0.76, -0.75),
+        bend=0.8,
     )
 
 
 FUNCTIONS: dict[str, Function] = {
     "relu": Function(
         lambda x: Ball(np.maximum(x.mid, 0), x.rad),
-        lambda x: Ball.exact((x.mid > 0).astype(np.float64)),
+        lambda x: Ball.exact((x.mid > 0).astype(np.float64)),  # 0 or 1 at the kink: either is a slope
         ((-math.inf, 0.0, LINEAR), (0.0, math.inf, LINEAR)),
         least=0.0,
     ),
@@ -171,13 +180,13 @@ FUNCTIONS: dict[str, Function] = {
         ((-math.inf, 0.0, CONVEX), (0.0, math.inf, CONCAVE)),
         least=-1.0,
         greatest=1.0,
+        bend=0.77,
     ),
     "exp": Function(
         Ball.exp,
         Ball.exp,
         ((-math.inf, math.inf, CONVEX),),
         touch=lambda k: np.log(k),
-        steepest=lambda low, high: Ball.exact(high).exp().high,
         least=0.0,
     ),
     "reciprocal": Function(
@@ -185,7 +194,6 @@ FUNCTIONS: dict[str, Function] = {
         lambda x: -(_ONE / (x * x)),
         ((0.0, math.inf, CONVEX),),
         touch=lambda k: 1 / np.sqrt(-k),
-        steepest=lambda low, high: (_ONE / (Ball.exact(low) * Ball.exact(low))).high,
         positive=True,
         least=0.0,
     ),
@@ -194,7 +202,6 @@ FUNCTIONS: dict[str, Function] = {
         lambda x: Ball.exact(-0.5) / (x * x.sqrt()),
         ((0.0, math.inf, CONVEX),),
         touch=lambda k: (-2 * k) ** (-2 / 3),
-        steepest=lambda low, high: (Ball.exact(0.5) / (Ball.exact(low) * Ball.exact(low).sqrt())).high,
         positive=True,
         least=0.0,
     ),
@@ -203,7 +210,6 @@ FUNCTIONS: dict[str, Function] = {
         lambda x: Ball.exact(2.0) * x,
         ((-math.inf, math.inf, CONVEX),),
         touch=lambda k: 0.5 * k,
-        steepest=lambda low, high: 2 * np.maximum(np.abs(low), np.abs(high)),
         least=0.0,
         turns=(0.0, 0.0),
     ),

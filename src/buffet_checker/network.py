@@ -63,6 +63,7 @@ class Node:
     heads: int = 1
     scale: float = 1.0
     least: float = -math.inf  # no entry is ever below this
+    sizes: tuple[Array, Array] | None = None  # of weight and bias as deployed, where these are differences
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             name = name.removesuffix(old) + new if name.endswith(old) else name
         name = name if name.startswith(("bert.", "classifier.")) else f"bert.{name}"
+        if name in tensors:
+            raise BadInputError(f"{directory / FILES[1]}: {name:.80} is there twice")
         tensors[name] = value  # type: ignore[assignment]
     return Checkpoint(config, tensors, {name: sha256(content) for name, content in contents.items()})
 
@@ -229,7 +232,9 @@ def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[
     weight = net.tensor("classifier.weight", (checkpoint.classes, width))
     bias = net.tensor("classifier.bias", (checkpoint.classes,))
     others = [c for c in range(checkpoint.classes) if c != label]
-    net.add("affine", "margin", x, weight=weight[label] - weight[others], bias=bias[label] - bias[others])
+    sizes = np.abs(weight[label]) + np.abs(weight[others]), np.abs(bias[label]) + np.abs(bias[others])
+    lead, gap = weight[label] - weight[others], bias[label] - bias[others]
+    net.add("affine", "margin", x, weight=lead, bias=gap, sizes=sizes)
     return net.nodes, net.values
 
 

@@ -54,14 +54,17 @@ class Rows:
         return dense.like(total.reshape(dense.coefs.shape))
 
     def contract(self, values: Array) -> Array:
-        """``Σ values · coefs`` of every row, as ``[groups, rows]``."""
+        """``Σ values · coefs`` of every row, ``[..., groups, rows]`` for ``values[..., token, feature]``."""
+        lead = values.shape[:-2]
+        flat = values.reshape(-1, *values.shape[-2:])
         if not self.diagonal:
             tokens, features, rows = self.coefs.shape
-            return (values.reshape(-1) @ self.coefs.reshape(tokens * features, rows)).reshape(self.groups, -1)
-        read = self.read(values)
-        if len(self.coefs) == 1:
-            return read @ self.coefs[0]
-        return np.matmul(read[:, None], self.coefs)[:, 0]
+            found = flat.reshape(len(flat), -1) @ self.coefs.reshape(tokens * features, rows)
+        elif len(self.coefs) == 1:
+            found = flat[:, : self.groups] @ self.coefs[0]
+        else:
+            found = np.matmul(flat[:, : self.groups].swapaxes(0, 1), self.coefs).swapaxes(0, 1)
+        return found.reshape(*lead, self.groups, -1)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Form:
 
     lower: Array  # tokens, features, inputs + 1
     upper: Array
+    wobble: Array | None = None  # tokens, features: how far outside a deployed run may be
 
     @property
     def exact(self) -> bool:
@@ -123,6 +127,7 @@ class Local:
 
     matrix: Array  # features, width
     error: Array  # tokens, features
+    wobble: Array  # the same for a deployed run, on top
 
     def compose(self, rows: Rows, moved: Array) -> Array:
         """``[moved, width, groups, rows]``."""
@@ -143,4 +148,4 @@ class Local:
             lower[token, :, word * width : (word + 1) * width] = self.matrix
         upper = lower.copy()
         lower[..., -1], upper[..., -1] = -self.error, self.error
-        return Form(lower, upper)
+        return Form(lower, upper, self.wobble)

@@ -7,8 +7,10 @@ and P the piece there, the exact form differs from the computed one by at most
     |A| · (residual + γ·|P|·m + γ'·|constant|),
 
 m the magnitudes of the deviations of the inputs, γ for the sums of products that make one new coefficient (and for
-adding up to sixteen contributions later), γ' for the intercepts. The bracket, `Claimed.errors`, is one vector per
-node; so the account costs one matrix-vector product per step instead of a second matrix product.
+adding up to sixteen contributions later), γ' for the intercepts. The bracket is one vector per
+node; so the account costs one matrix-vector product per step instead of a second matrix product. A second vector
+accounts for a deployed run (`deployed`) in the same way: `Bounds` are lower and upper bounds of the exact deviations,
+and of those of a deployed run.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy as np
 
 from buffet_checker.balls import Array, U, down, gamma, up
 from buffet_checker.certificate import Claim, Derivation, Tensors
+from buffet_checker.deployed import drift, local_rounding, strain
 from buffet_checker.errors import RejectedError
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.intervals import Box, ends, interval, magnitude, residual
@@ -41,6 +44,8 @@ CHUNK = 8 << 20
 """Bytes aimed at for the coefficients of one pass."""
 LOCAL = ("affine", "diagonal", "center", "offset")
 NONLINEAR = ("apply", "softmax", "scores", "mix", "rescale", "normalise")
+Bounds = tuple[Array, Array, Array, Array]
+"""Lower and upper bounds of exact deviations, lower and upper bounds of those of a deployed run."""
 _INFLATE = 1 + 1e-8
 """More than the relative error of any sum of non-negative terms made here (up to 10⁷ terms)."""
 
@@ -54,15 +59,20 @@ class Claimed:
     region: Region
     claim: Claim
     tensors: Tensors
-    residuals: list[Array] = field(default_factory=list)
+    residuals: list[Array] = field(default_factory=list)  # of the reference values
+    roundings: list[Array] = field(default_factory=list)  # of a deployed run
     boxes: list[Box] = field(default_factory=list)
-    derived: dict[int, Box] = field(default_factory=dict)
+    escapes: list[Array] = field(default_factory=list)  # how far a deployed run may leave the boxes
+    derived: dict[int, Bounds] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
     pieces: dict[tuple[int, int], tuple[Piece, Array]] = field(default_factory=dict)
 
-    def margins(self) -> Array:
-        """Lower bounds of the margins, proven; a `RejectedError` names the first node that fails."""
+    def margins(self) -> tuple[Array, Array]:
+        """Lower bounds of the margins, proven: in exact arithmetic, and of a deployed run.
+
+        A `RejectedError` names the first node that fails.
+        """
         last = len(self.nodes) - 1
         by_node: dict[int, list[Derivation]] = {}
         for derivation in self.claim.derivations:
@@ -74,7 +84,8 @@ class Claimed:
             for derivation in by_node.get(index, ()):
                 self._derive(derivation)
             self._settle(index, node)
-        return down(self.values[last] + self.boxes[last][0])[0]
+        exact = down(self.values[last] + self.boxes[last][0])[0]
+        return exact, down(self.values[last] + self.boxes[last][0] - self.escapes[last])[0]
 
     # --- one node after the other ---------------------------------------------------------------------------
 
@@ -83,21 +94,38 @@ class Claimed:
         if node.kind == "input":
             low, high = np.zeros_like(self.values[0]), np.zeros_like(self.values[0])
             low[self.region.moved], high[self.region.moved] = self.region.lower, self.region.upper
-            self.residuals.append(np.zeros_like(low))
+            nothing = np.zeros_like(low)
+            self.residuals.append(nothing)
+            self.roundings.append(nothing)
             self.boxes.append((low, high))
-            self.locals[0] = Local(np.eye(low.shape[1]), np.zeros_like(low))
+            self.escapes.append(nothing)
+            self.locals[0] = Local(np.eye(low.shape[1]), nothing, nothing)
             return
-        values = [self.values[i] for i in node.inputs]
+        values, boxes, escapes = self._inputs(node)
         self.residuals.append(residual(node, values))
-        boxes = [self.boxes[i] for i in node.inputs]
         self.boxes.append(interval(node, self.values[index], values, boxes, self.residuals[index]))
+        self.roundings.append(local_rounding(self.nodes, index, self.values, self.boxes, self.escapes))
+        exact = None if node.kind in NONLINEAR else self.piece(index, 0)[0]
+        moved = drift(node, exact, values, boxes, escapes, self._weights(index))
+        self.escapes.append(moved + self.roundings[index])
         source = self.locals.get(node.inputs[0])
-        if source is not None and node.kind in LOCAL:
-            piece = self.piece(index, 0)[0]
-            matrix = piece.push(Form(source.matrix[None], source.matrix[None])).lower[0]
-            error = self.residuals[index] + piece.reach(source.error)
-            error += gamma(piece.depth + 16) * piece.reach(self._local_size(source))
-            self.locals[index] = Local(matrix, error * _INFLATE)
+        if source is not None and exact is not None and node.kind in LOCAL:
+            matrix = exact.push(Form(source.matrix[None], source.matrix[None])).lower[0]
+            error = self.residuals[index] + exact.reach(source.error)
+            error += gamma(exact.depth + 16) * exact.reach(self._local_size(source))
+            wobble = exact.reach(source.wobble) + self.roundings[index]
+            self.locals[index] = Local(matrix, error * _INFLATE, wobble * _INFLATE)
+
+    def _inputs(self, node: Node) -> tuple[list[Array], list[Box], list[Array]]:
+        known: tuple[list[Array], list[Box], list[Array]] = [], [], []
+        for i in node.inputs:
+            for kind, value in zip(known, (self.values[i], self.boxes[i], self.escapes[i]), strict=True):
+                kind.append(value)  # type: ignore[arg-type]
+        return known
+
+    def _weights(self, index: int) -> Array:
+        """The largest values of the node: for attention weights, what their changes scale with."""
+        return np.abs(self.values[index]) + magnitude(self.boxes[index])
 
     def _local_size(self, local: Local) -> Array:
         size = np.zeros((len(self.values[0]), len(local.matrix)))
@@ -106,38 +134,43 @@ class Claimed:
 
     def _settle(self, index: int, node: Node) -> None:
         """What was derived must lie inside what is claimed, and the claim is used from here on."""
-        box = self.boxes[index]
+        own, drifted = self.boxes[index], self.escapes[index]
+        bounds: Bounds = (*own, own[0] - drifted, own[1] + drifted)
         if index in self.derived:
-            linear = self.derived.pop(index)
-            box = np.maximum(box[0], linear[0]), np.minimum(box[1], linear[1])
-        shape = (2, *self.values[index].shape)
-        claimed = self.tensors.get(f"{self.claim.number}.box.{index}", [shape])
+            bounds = _meet(bounds, self.derived.pop(index))
+        low, high = box = bounds[:2]
+        claimed = self.tensors.get(f"{self.claim.number}.box.{index}", [(2, *self.values[index].shape)])
         if claimed is not None:
-            inside = (box[0] >= claimed[0]) & (box[1] <= claimed[1])
+            inside = (low >= claimed[0]) & (high <= claimed[1])
             if not inside.all():
                 token, feature = np.argwhere(~inside)[0]
                 raise RejectedError(
                     f"node {index} ({node.name}): token {token}, entry {feature} is claimed within "
                     f"[{claimed[0][token, feature]:.9g}, {claimed[1][token, feature]:.9g}], derived is "
-                    f"[{box[0][token, feature]:.9g}, {box[1][token, feature]:.9g}]"
+                    f"[{low[token, feature]:.9g}, {high[token, feature]:.9g}]"
                 )
             box = claimed[0], claimed[1]
         if not (magnitude(box) < 1e100).all():
             raise RejectedError(f"node {index} ({node.name}): nothing finite follows for it")
         self.boxes[index] = box
+        outside = np.maximum(box[0] - bounds[2], bounds[3] - box[1])
+        self.escapes[index] = np.where(np.isnan(outside), np.inf, np.maximum(outside, 0.0)) * _INFLATE
 
     # --- pieces ---------------------------------------------------------------------------------------------
 
     def piece(self, index: int, choices: int) -> tuple[Piece, Array]:
-        """The piece of a node under a set of choices, and the vector that accounts for its errors."""
+        """The piece of a node under a set of choices, and the vectors that account for its errors."""
         node = self.nodes[index]
         key = index, choices if node.kind in NONLINEAR else 0
         if key not in self.pieces:
+            values, boxes, escapes = self._inputs(node)
             piece = self._relaxed(index, node, choices) if node.kind in NONLINEAR else self._exact(index, node)
-            sizes = [magnitude(self.boxes[i]) for i in node.inputs]
-            error = piece.residual + gamma(piece.depth + 16) * piece.reach(*sizes)
+            error = piece.residual + gamma(piece.depth + 16) * piece.reach(*map(magnitude, boxes))
             error = error + gamma(piece.residual.size + 64) * piece.constant
-            self.pieces[key] = piece, error * _INFLATE + 1e-290
+            deployed = self.roundings[index]
+            if node.kind in NONLINEAR:
+                deployed = deployed + strain(node, piece, values, boxes, escapes)
+            self.pieces[key] = piece, np.stack([error, deployed]) * _INFLATE + 1e-290
         return self.pieces[key]
 
     def _exact(self, index: int, node: Node) -> Piece:
@@ -188,115 +221,136 @@ class Claimed:
     # --- derivations ----------------------------------------------------------------------------------------
 
     def _derive(self, derivation: Derivation) -> None:
+        first = derivation.nodes[0]
         if derivation.push:
-            for index in derivation.nodes:
-                form = self._pushed(index)
-                self.derived[index] = self._meet(index, self._box_of(form))
-                if derivation.keep:
-                    self.forms[index] = form
+            if len(derivation.nodes) > 1:
+                raise RejectedError(f"node {first} ({self.nodes[first].name}): forms are pushed one by one")
+            form = self._pushed(first)
+            self._found(first, self._bounds_of(form))
+            if derivation.keep:
+                self.forms[first] = form
             return
         stops = {n: self.forms[n] for n in derivation.stops if n in self.forms}
         if len(stops) < len(derivation.stops):
             missing = min(set(derivation.stops) - stops.keys())
-            raise RejectedError(f"node {derivation.nodes[0]}: stops at node {missing}, which keeps no form")
-        lower, upper, forms = self._substituted(derivation, stops)
+            raise RejectedError(f"node {first} ({self.nodes[first].name}): node {missing} keeps no form")
+        bounds, form = self._substituted(derivation, stops)
         start = 0
         for index in derivation.nodes:
             part = slice(start, start + self.values[index].shape[1])
             start = part.stop
-            self.derived[index] = self._meet(index, (lower[:, part], upper[:, part]))
-            if forms is not None:
-                self.forms[index] = Form(forms[0][:, part], forms[1][:, part])
+            self._found(index, tuple(side[:, part] for side in bounds))  # type: ignore[arg-type]
+            if form is not None:
+                assert form.wobble is not None
+                self.forms[index] = Form(form.lower[:, part], form.upper[:, part], form.wobble[:, part])
 
-    def _meet(self, index: int, box: Box) -> Box:
-        if index not in self.derived:
-            return box
-        before = self.derived[index]
-        return np.maximum(before[0], box[0]), np.minimum(before[1], box[1])
+    def _found(self, index: int, bounds: Bounds) -> None:
+        before = self.derived.get(index)
+        self.derived[index] = bounds if before is None else _meet(before, bounds)
 
     def _pushed(self, index: int) -> Form:
         """The form of a node from those of its inputs."""
-        tokens = len(self.values[index])
+        node = self.nodes[index]
         if index in self.locals:
-            return self.locals[index].form(self.region.moved, tokens)
+            return self.locals[index].form(self.region.moved, len(self.values[index]))
         forms = []
-        for source in self.nodes[index].inputs[: 1 if self.nodes[index].kind == "softmax" else None]:
+        for source in node.inputs[: 1 if node.kind == "softmax" else None]:
             if source in self.locals:
                 forms.append(self.locals[source].form(self.region.moved, len(self.values[source])))
             elif source in self.forms:
                 forms.append(self.forms[source])
             else:
-                raise RejectedError(f"node {index} ({self.nodes[index].name}): node {source} keeps no form")
-        piece = self.piece(index, 0)[0]
+                raise RejectedError(f"node {index} ({node.name}): node {source} keeps no form")
+        piece, errors = self.piece(index, 0)
         sizes = [form.size(self.region.reach) for form in forms]
         error = piece.residual + gamma(piece.depth + 16) * (piece.reach(*sizes) + piece.constant)
+        wobble = errors[1] + piece.reach(*(form.wobble for form in forms))  # type: ignore[arg-type]
         form = piece.push(*forms)
         slack = error * _INFLATE + 8 * U * np.maximum(np.abs(form.lower), np.abs(form.upper))[..., -1]
-        return form.plus(-slack, slack)
+        form = form.plus(-slack, slack)
+        return Form(form.lower, form.upper, wobble * _INFLATE)
 
-    def _box_of(self, form: Form) -> Box:
+    def _bounds_of(self, form: Form) -> Bounds:
         shape = (*self.region.reach.shape, *form.lower.shape[:2])
 
         def least(side: Array) -> Array:
             coefs = np.moveaxis(side[..., :-1], -1, 0).reshape(shape)
             return down(self.region.minimum(coefs) + side[..., -1])
 
-        return least(form.lower), -least(-form.upper)
+        low, high = least(form.lower), -least(-form.upper)
+        assert form.wobble is not None
+        return low, high, down(low - form.wobble), up(high + form.wobble)
 
     def _substituted(
         self, derivation: Derivation, stops: dict[int, Form]
-    ) -> tuple[Array, Array, tuple[Array, Array] | None]:
-        """Lower and upper bounds of the entries of nodes that are read together, and their forms if kept."""
-        first = self.nodes[derivation.nodes[0]]
-        last = len(self.nodes) - 1
-        if first.kind == "affine":
-            root = first.inputs[0]
-            for n in derivation.nodes:
-                if self.nodes[n].kind != "affine" or self.nodes[n].inputs != first.inputs:
-                    raise RejectedError(f"node {n}: is not read together with node {derivation.nodes[0]}")
-            matrix = np.concatenate([self.nodes[n].weight for n in derivation.nodes]).T  # type: ignore[misc]
-            # the reference values of these nodes, and weights that are rounded themselves (1/width)
-            size = magnitude(self.boxes[root]) @ np.abs(matrix)
-            own = [residual(self.nodes[n], [self.values[root]]) for n in derivation.nodes]
-            extra = np.concatenate(own, 1) + gamma(16) * size
-        else:
-            if len(derivation.nodes) > 1:
-                raise RejectedError(f"node {first.name}: only affine nodes are read together")
-            root = derivation.nodes[0]
-            matrix = np.eye(self.values[root].shape[1])
-            extra = np.zeros_like(self.values[root])
+    ) -> tuple[Bounds, Form | None]:
+        """Bounds of the entries of nodes that are read together, and their form if it is kept."""
+        root, matrix, extra = self._read_together(derivation)
         groups, count = len(self.values[root]), matrix.shape[1]
-        one_sided = derivation.nodes == (last,)
+        sides = 1 if derivation.nodes == (len(self.nodes) - 1,) else 2  # of a margin, only the lower one counts
         widest = max(v.size for v in self.values[: root + 1]) * groups
-        step = max(1, CHUNK // (8 * widest * (1 if one_sided else 2)))
-        lower, upper = np.empty((groups, count)), np.full((groups, count), np.inf)
-        forms = [np.empty((groups, count, self.region.reach.size + 1)) for _ in range(2)]
+        step = max(1, CHUNK // (8 * widest * sides))
+        bounds: Bounds = tuple(np.full((groups, count), s * np.inf) for s in (-1, 1, -1, 1))  # type: ignore[assignment]
+        kept = derivation.keep and sides == 2
+        forms = [np.empty((groups, count, self.region.reach.size + 1)) for _ in range(2 * kept)]
+        wobble = np.zeros((groups, count))
         for start in range(0, count, step):
             part = matrix[:, start : start + step]
-            rows = Rows((part if one_sided else np.concatenate([part, -part], 1))[None], groups, True)
+            inside, size = slice(start, start + part.shape[1]), part.shape[1]
+            rows = Rows(np.concatenate([part, -part], 1)[None] if sides == 2 else part[None], groups, True)
             coefs, constant, slack = self._substitute(root, rows, derivation.choices, stops)
-            inside = slice(start, start + part.shape[1])
-            slack = slack + np.tile(extra[:, inside], 1 if one_sided else 2) * _INFLATE
-            ends = down(self.region.minimum(coefs) + (constant - slack))
-            ends = ends - 4 * U * (np.abs(constant) + slack)
-            lower[:, inside] = ends[:, : part.shape[1]]
-            if not one_sided:
-                upper[:, inside] = -ends[:, part.shape[1] :]
-            if derivation.keep and not one_sided:
+            slack += np.tile(extra[..., inside], sides) * _INFLATE
+            constant = down(constant - slack[0]) - 8 * U * (np.abs(constant) + slack[0])
+            exact = down(self.region.minimum(coefs) + constant)
+            deployed = down(exact - slack[1])
+            bounds[0][:, inside], bounds[2][:, inside] = exact[:, :size], deployed[:, :size]
+            if sides == 2:
+                bounds[1][:, inside], bounds[3][:, inside] = -exact[:, size:], -deployed[:, size:]
+            if kept:
                 flat = np.moveaxis(coefs.reshape(-1, *coefs.shape[2:]), 0, -1)
-                offset = constant - slack - 4 * U * (np.abs(constant) + slack)
-                for form, sign, half in zip(forms, (1, -1), np.split(np.arange(2 * part.shape[1]), 2), strict=True):
-                    form[:, inside, :-1], form[:, inside, -1] = sign * flat[:, half], sign * offset[:, half]
-        return lower, upper, (forms[0], forms[1]) if derivation.keep and not one_sided else None
+                for form, sign, half in zip(forms, (1, -1), (slice(size), slice(size, None)), strict=True):
+                    form[:, inside, :-1], form[:, inside, -1] = sign * flat[:, half], sign * constant[:, half]
+                wobble[:, inside] = np.maximum(slack[1][:, :size], slack[1][:, size:])
+        return bounds, Form(forms[0], forms[1], wobble) if kept else None
+
+    def _read_together(self, derivation: Derivation) -> tuple[int, Array, Array]:
+        """Where the rows of nodes start, the rows, and what is to be taken off their bounds in the end.
+
+        The rows of affine nodes start at the node they read, as the rows of their weights.
+        """
+        number = derivation.nodes[0]
+        first = self.nodes[number]
+        if first.kind != "affine":
+            if len(derivation.nodes) > 1:
+                raise RejectedError(f"node {number} ({first.name}): only affine nodes are read together")
+            nothing = np.zeros((2, *self.values[number].shape))
+            return number, np.eye(self.values[number].shape[1]), nothing
+        root = first.inputs[0]
+        weights, own, rounded = [], [], []
+        for n in derivation.nodes:
+            node = self.nodes[n]
+            if node.kind != "affine" or node.inputs != first.inputs:
+                raise RejectedError(f"node {n} ({node.name}): is not read together with node {number}")
+            assert node.weight is not None
+            weights.append(node.weight)
+            own.append(residual(node, [self.values[root]]))
+            rounded.append(local_rounding(self.nodes, n, self.values, self.boxes, self.escapes))
+        matrix = np.concatenate(weights).T
+        # weights that are rounded themselves: 1/width, differences
+        size = gamma(16) * (magnitude(self.boxes[root]) @ np.abs(matrix))
+        return root, matrix, np.stack([np.concatenate(own, 1) + size, np.concatenate(rounded, 1)])
 
     def _substitute(
         self, root: int, rows: Rows, choices: int, stops: dict[int, Form]
     ) -> tuple[Array, Array, Array]:
-        """Coefficients ``[moved, width, groups, rows]`` of δ, constants, and what errors may take off the sum."""
+        """Coefficients ``[moved, width, groups, rows]`` of δ, constants, and what errors may take off the sum.
+
+        The latter twice: for the exact sum, and for what a deployed run may be below it.
+        """
         pending = {root: rows}
         shape = rows.groups, rows.coefs.shape[2]
         coefs = np.zeros((*self.region.reach.shape, *shape))
-        constant, slack = np.zeros(shape), np.zeros(shape)
+        constant, slack = np.zeros(shape), np.zeros((2, *shape))
         for index in range(root, -1, -1):
             if index not in pending:
                 continue
@@ -305,23 +359,34 @@ class Claimed:
                 local = self.locals[index]
                 coefs += local.compose(rows, self.region.moved)
                 error = local.error + gamma(rows.coefs.shape[1] + 16) * self._local_size(local)
-                slack += rows.size().contract(error * _INFLATE + 1e-290)
+                slack += rows.size().contract(np.stack([error, local.wobble]) * _INFLATE + 1e-290)
             elif index in stops:
                 form = stops[index]
                 part = form.compose(rows)
                 coefs += part[:-1].reshape(coefs.shape)
                 constant += part[-1]
                 error = gamma(self.values[index].size + 64) * form.size(self.region.reach)
-                slack += rows.size().contract(error * _INFLATE + 1e-290)
+                assert form.wobble is not None
+                slack += rows.size().contract(np.stack([error, form.wobble]) * _INFLATE + 1e-290)
             else:
-                piece, error = self.piece(index, choices)
+                piece, errors = self.piece(index, choices)
                 rows, spent = piece.settle(rows)
-                slack += rows.size().contract(error)
+                slack += rows.size().contract(errors)
                 if spent is not None:
-                    slack += spent * _INFLATE
+                    slack[0] += spent * _INFLATE
                 parts, bias = piece.pull(rows)
                 if bias is not None:
                     constant += bias
                 for source, pulled in zip(self.nodes[index].inputs, parts, strict=False):
                     pending[source] = pending[source] + pulled if source in pending else pulled
         return coefs, constant, up(slack * _INFLATE)
+
+
+def _meet(a: Bounds, b: Bounds) -> Bounds:
+    """The intersection; a NaN stays a NaN."""
+    return (
+        np.maximum(a[0], b[0]),
+        np.minimum(a[1], b[1]),
+        np.fmax(a[2], b[2]),
+        np.fmin(a[3], b[3]),
+    )

@@ -1,0 +1,176 @@
+"""What rounding does to the network as it is deployed, in float32: bounds that hold over the whole region.
+
+The model of deployed arithmetic: every sum of n products errs by at most γ_n of the sum of their sizes (any order, with
+or without fused multiply-add), exp, tanh, erf and 1/√ by a few units, and softmax is ``exp(s − max) / Σ``. Inputs are
+float32 rows, so they carry no error.
+
+A deployed run satisfies the network's equations up to a local rounding per node (`local_rounding`). Linear bounds of a
+node carry over to it: every local rounding enters with the coefficients that the backward substitution has at that
+node anyway. Only nonlinear pieces need more, as they are valid on boxes which the deployed run may leave by a little,
+its *escape*: `strain` bounds what they err by there. `drift` is the same for interval arithmetic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from buffet_checker.balls import Array
+from buffet_checker.functions import FUNCTIONS
+from buffet_checker.intervals import Box, differences, ends, magnitude
+from buffet_checker.network import Node
+from buffet_checker.pieces import LinesPiece, Piece, split_terms
+
+U32 = 2.0**-24
+_MORE = 1 + 1e-6
+"""More than all roundings made here, in float64."""
+_UNITS = {"relu": 0.0, "tanh": 8.0, "gelu": 16.0, "gelu_tanh": 16.0, "square": 2.0, "rsqrt": 8.0}
+
+
+def _gamma(count: int) -> float:
+    return count * U32 / (1 - count * U32)
+
+
+def _products(node: Node, x: Array, y: Array) -> Array:
+    """``scale · Σ x·y`` of non-negative factors."""
+    kind = "rescale" if node.kind == "normalise" else node.kind
+    terms = split_terms(kind, node.heads, x, 0) * split_terms(kind, node.heads, y, 1)
+    axis = {"scores": 3, "mix": 2}.get(kind)
+    return (node.scale * (terms if axis is None else terms.sum(axis))).reshape(len(terms), -1)
+
+
+def local_rounding(
+    nodes: list[Node], index: int, values: list[Array], boxes: list[Box], escapes: list[Array]
+) -> Array:
+    """How far a deployed operation may be from the exact one on the same deployed inputs."""
+    node = nodes[index]
+
+    def size(i: int) -> Array:
+        return np.abs(values[i]) + magnitude(boxes[i]) + escapes[i]
+
+    inputs = [size(i) for i in node.inputs]
+    match node.kind:
+        case "affine":
+            weight, bias = node.sizes if node.sizes is not None else (node.weight, node.bias)
+            assert weight is not None and bias is not None
+            return _MORE * _gamma(weight.shape[1] + 4) * (inputs[0] @ np.abs(weight.T) + np.abs(bias))
+        case "diagonal":
+            assert node.weight is not None and node.bias is not None
+            return _MORE * _gamma(4) * (inputs[0] * np.abs(node.weight) + np.abs(node.bias))
+        case "center":
+            mean = inputs[0].mean(-1, keepdims=True)
+            return _MORE * _gamma(inputs[0].shape[1] + 4) * (inputs[0] + mean)
+        case "mean":
+            return _MORE * _gamma(len(inputs[0]) + 4) * inputs[0].mean(0, keepdims=True)
+        case "add":
+            return _MORE * _gamma(2) * (inputs[0] + inputs[1])
+        case "scores" | "mix":
+            count = inputs[0].shape[1] // node.heads
+            return _MORE * _gamma(count + 8) * _products(node, *inputs)
+        case "rescale":
+            return _MORE * _gamma(4) * _products(node, *inputs)
+        case "softmax" | "normalise":
+            # exp(s − max) errs by u·(|s − max| + 4) of itself; the decomposed steps are one operation here
+            scores = node.inputs[0]
+            while nodes[scores].kind != "scores":
+                scores = nodes[scores].inputs[0]
+            s = size(scores).reshape(len(values[index]), node.heads, -1)
+            keys = s.shape[-1]
+            weight = np.minimum(np.abs(values[index]) + magnitude(boxes[index]), 1.0).reshape(s.shape)
+            share = _gamma(2 * keys + 24) + 4 * U32 * s.max(-1, keepdims=True)
+            return (_MORE * weight * share).reshape(values[index].shape)
+        case "apply" if node.function in _UNITS:
+            scale = np.abs(values[index]) + magnitude(boxes[index]) + inputs[0] * (_UNITS[node.function] == 16.0)
+            return _MORE * _UNITS[node.function] * U32 * scale
+    return np.zeros_like(values[index])
+
+
+def _variation(node: Node, values: list[Array], boxes: list[Box], escapes: list[Array], out: Array) -> Array:
+    """How much a nonlinear operation changes when its inputs leave their boxes by their escapes.
+
+    `out` is the largest weight of a softmax.
+    """
+    if node.kind == "apply":
+        low, high = ends(values[0], boxes[0])
+        least, most = FUNCTIONS[node.function].slopes(low - escapes[0], high + escapes[0])
+        steepest = np.maximum(np.abs(least), np.abs(most))
+        return np.where(escapes[0] > 0, steepest * escapes[0], 0.0)
+    if node.kind == "softmax":
+        worst = _worst(node, escapes)
+        return (out.reshape(worst.shape[0], node.heads, -1) * 4 * np.expm1(2 * worst)).reshape(out.shape)
+    x, y = (np.abs(v) + magnitude(b) + e for v, b, e in zip(values[:2], boxes[:2], escapes[:2], strict=True))
+    return _products(node, x, escapes[1]) + _products(node, escapes[0], y)
+
+
+def _worst(node: Node, escapes: list[Array]) -> Array:
+    """The largest escape among the scores of a query and head, and among their differences."""
+    parts = [e.reshape(len(e), node.heads, -1).max(-1, keepdims=True) for e in escapes]
+    return np.maximum.reduce(parts)
+
+
+def strain(node: Node, piece: Piece, values: list[Array], boxes: list[Box], escapes: list[Array]) -> Array:
+    """How far outside of the lines of a piece the exact operation may be on deployed inputs.
+
+    Lines touch the operation at the ends of a box and bend away from it slowly, so this is of second order: an escape
+    times a width, or times the difference between the slopes of a function and of its line at an end.
+    """
+    if isinstance(piece, LinesPiece):
+        return _MORE * _overshoot(node, piece, ends(values[0], boxes[0]), escapes[0])
+    if node.kind == "softmax":
+        return _MORE * _softmax_strain(node, values, boxes, escapes)
+    # (a − l)(b − m) and the like, which are the gaps between a product and its planes, turn negative outside
+    (a, b), (wide_a, wide_b) = escapes[:2], (high - low for low, high in boxes[:2])
+    return _MORE * (_products(node, a, wide_b + b) + _products(node, wide_a + a, b))
+
+
+def _overshoot(node: Node, piece: LinesPiece, box: Box, escape: Array) -> Array:
+    """``f(x) − k·x`` beyond an end of the box changes with slope f' − k; only one sign of it crosses the line."""
+    f = FUNCTIONS[node.function]
+    worst = np.zeros_like(escape)
+    for end, outward in ((box[0], -1.0), (box[1], 1.0)):
+        least, most = f.slopes(end, end + outward * escape)
+        below, above = (most, least) if outward < 0 else (least, most)
+        worst = np.maximum(worst, outward * (piece.lower_slope - below))
+        worst = np.maximum(worst, outward * (above - piece.upper_slope))
+    return np.where(escape > 0, worst * escape, 0.0)
+
+
+def _softmax_strain(node: Node, values: list[Array], boxes: list[Box], escapes: list[Array]) -> Array:
+    """All bounds of an attention weight rest on lines above exp over some range; their tangents are valid everywhere.
+
+    An escape ω beyond a range of width Ω, ending at h, exceeds such a line by at most ``ω·e^{h+ω}(1 − e^{−Ω−ω})``.
+    Sums of exponentials that grow by that much lower a quotient by its square times that (lower bounds), and p by that
+    much itself (the upper bound, whose range is that of log p).
+    """
+    shape = len(values[0]), node.heads, -1
+    smallest, largest = differences(node, values, boxes)
+    w = escapes[0].reshape(shape)
+    apart = w[..., None, :] + w[..., :, None]
+    if len(escapes) > 1:
+        first, second = np.triu_indices(w.shape[-1], 1)
+        direct = escapes[1].reshape(shape)
+        apart[..., first, second] = np.maximum(apart[..., first, second], direct)
+        apart[..., second, first] = np.maximum(apart[..., second, first], direct)
+    own = np.arange(w.shape[-1])
+    apart[..., own, own] = 0.0
+
+    def excess(low: Array, high: Array, escape: Array) -> Array:
+        return escape * np.exp(high + escape) * -np.expm1(low - high - escape)
+
+    least, most = 1 / np.exp(largest).sum(-1), 1 / np.exp(smallest).sum(-1)
+    reciprocal = most**2 * excess(smallest, largest, apart).sum(-1)
+    s = values[0].reshape(shape)
+    s = s - s.max(-1, keepdims=True)
+    low, high = s + boxes[0][0].reshape(shape), s + boxes[0][1].reshape(shape)
+    total = np.exp(low).sum(-1, keepdims=True)
+    quotient = np.exp(high + w) / total**2 * excess(low, high, w).sum(-1, keepdims=True)
+    above = excess(np.log(least), np.log(most), apart.max(-1))
+    return np.maximum(np.maximum(reciprocal, quotient), above).reshape(values[0].shape)
+
+
+def drift(
+    node: Node, piece: Piece | None, values: list[Array], boxes: list[Box], escapes: list[Array], out: Array
+) -> Array:
+    """How far the exact operation on deployed inputs may leave the interval of its output."""
+    if piece is not None:
+        return _MORE * piece.reach(*escapes)
+    return _MORE * _variation(node, values, boxes, escapes, out)
