@@ -11,6 +11,7 @@
 True
 """
 
+from buffet.certificate import Certificate, certify_to
 from buffet.errors import BuffetError
 from buffet.loading import Model, load
 from buffet.methods import METHODS, Method
@@ -23,6 +24,7 @@ __all__ = [
     "Box",
     "BuffetError",
     "CandidateSet",
+    "Certificate",
     "Engine",
     "LpBall",
     "Method",
@@ -31,6 +33,7 @@ __all__ = [
     "Region",
     "TaskRadius",
     "Verification",
+    "certify_to",
     "load",
     "radius",
     "verify",

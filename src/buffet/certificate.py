@@ -39,7 +39,8 @@ from buffet.report import write_atomically
 from buffet.verify import QUICK_RIVALS, clean_answer, proven, sized
 from buffet_checker import BadInputError
 from buffet_checker.certificate import KEY, SCHEMA
-from buffet_checker.network import read_checkpoint
+from buffet_checker.check import judge
+from buffet_checker.network import Checkpoint, read_checkpoint
 
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """Boxes are widened by this share of their width, and of 1 + |clean value|. The checker's boxes differ from ours by
@@ -259,28 +260,38 @@ def certify_to(
         >>> region = buffet.LpBall(model.embed("a gripping , moving film"), words=[2])
         >>> buffet.certify_to("proof.safetensors", model, region, eps=0.01)  # doctest: +SKIP
     """
-    certificate, content = certify(model, sized(region, eps), method_named(method), label)
-    write_atomically(Path(path), content)
+    return write_certificate(Path(path), model, [sized(region, eps)], method_named(method), label)
+
+
+def write_certificate(
+    path: Path, model: Model, regions: Sequence[Region], method: Method, label: int | None = None
+) -> Certificate:
+    """Prove every task of some regions of one sentence; the file is written only if the checker accepts it."""
+    certificate, content, checkpoint = certify(model, regions, method, label)
+    result = judge(content, str(path), checkpoint)
+    if not result.accepted:
+        raise BuffetError(f"certificate: not written, as the checker rejects it: {result.reason}")
+    write_atomically(path, content)
     return certificate
 
 
 def certify(
-    model: Model, region: Region, method: Method, label: int | None = None
-) -> tuple[Certificate, bytes]:
-    """The proofs of every task of a region, as the content of a certificate."""
+    model: Model, regions: Sequence[Region], method: Method, label: int | None = None
+) -> tuple[Certificate, bytes, Checkpoint]:
+    """The proofs of every task of some regions of one sentence, as the content of a certificate, unchecked."""
     if model.directory is None:
         raise BuffetError("certificate: the model is in memory only; a certificate names the files of a directory")
     try:
         checkpoint = read_checkpoint(model.directory)
     except BadInputError as error:
         raise BuffetError(f"certificate: {error}") from None
-    label, _ = clean_answer(model, region, label)
-    center = region.center.contiguous()
+    label, _ = clean_answer(model, regions[0], label)
+    center = regions[0].center.contiguous()
     tensors: Tensors = {"center": center}
     claims: list[dict[str, object]] = []
     claimed: list[tuple[float, ...]] = []
-    for task in range(region.tasks):
-        one = region.select([task])
+    tasks = [region.select([task]) for region in regions for task in range(region.tasks)]
+    for task, one in enumerate(tasks):
         used, proof = _first_proof(model, one, method, label)
         # rounded down by more than the checker's own rounding can take off
         claimed.append(tuple((proof.margins - 1e-7 * (1 + proof.margins.abs())).tolist()))
@@ -306,7 +317,7 @@ def certify(
     }
     stored = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     content = save(stored, {KEY: json.dumps(head)})
-    return Certificate(tuple(claimed), len(content)), content
+    return Certificate(tuple(claimed), len(content)), content, checkpoint
 
 
 def _graph(method: Method) -> str:

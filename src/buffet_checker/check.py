@@ -10,7 +10,7 @@ import numpy as np
 
 from buffet_checker.balls import Array
 from buffet_checker.certificate import Certificate, Claim, read_certificate, region_of
-from buffet_checker.errors import RejectedError
+from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import Checkpoint, build, read_checkpoint
 from buffet_checker.storage import read_bytes, sha256
 from buffet_checker.substitution import Claimed
@@ -51,14 +51,18 @@ def check(certificate: str | Path, model: str | Path) -> Result:
     with its stored weights, has a larger logit for the label than for any other class, by at least the margins.
     Raises `BadInputError` for files that cannot be judged.
     """
+    return judge(read_bytes(Path(certificate)), str(certificate), read_checkpoint(Path(model)))
+
+
+def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
+    """The same for a certificate in memory; `where` names it in messages."""
     begin = time.perf_counter()
     proofs: list[Proof] = []
     label = None
     try:
-        content = read_bytes(Path(certificate))
-        checkpoint = read_checkpoint(Path(model))
+        # overflow and NaN are no proof: every comparison below is false for them
         with np.errstate(all="ignore"):
-            found = read_certificate(content, str(certificate))
+            found = read_certificate(content, where)
             label = found.label
             rows = _rows(found, checkpoint)
             for claim in found.claims:
@@ -66,6 +70,8 @@ def check(certificate: str | Path, model: str | Path) -> Result:
             found.tensors.leftover()
     except RejectedError as error:
         return Result(False, str(error), label, (), time.perf_counter() - begin)
+    except MemoryError:
+        raise BadInputError(f"{where}: not enough memory to check it") from None
     return Result(True, "", label, tuple(proofs), time.perf_counter() - begin)
 
 

@@ -106,9 +106,10 @@ def bound_nodes(
                 sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
             sharp = sharper[index] & box if box else sharper[index]
             bounds.boxes[index] = settle(index, sharp) if settle else sharp
-            # Once a layer is often enough.
-            if may_end and isinstance(node.op, Scores) and not bool((bounds.boxes[index].widest() < limit).any()):
-                break
+            # Looked at once a layer.
+            if may_end and isinstance(node.op, Scores):
+                if not bool((bounds.boxes[index].widest(bounds.clean[index]) < limit).any()):
+                    break
     return bounds
 
 

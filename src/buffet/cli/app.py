@@ -19,6 +19,8 @@ from buffet.cli.bench import EXAMPLES as BENCH_EXAMPLES
 from buffet.cli.bench import bench
 from buffet.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
 from buffet.cli.certify import certify
+from buffet.cli.check import EXAMPLES as CHECK_EXAMPLES
+from buffet.cli.check import check
 from buffet.cli.methods import methods
 from buffet.cli.models import models
 from buffet.cli.report import EXAMPLES as REPORT_EXAMPLES
@@ -46,6 +48,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "certify": Command(certify, CERTIFY_EXAMPLES),
+    "check": Command(check, CHECK_EXAMPLES),
     "models": Command(models),
     "methods": Command(methods),
     "train": Command(train, TRAIN_EXAMPLES),

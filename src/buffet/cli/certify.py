@@ -17,6 +17,7 @@ from buffet.bounds.choices import PRODUCTS
 from buffet.bounds.optimise import MODES, STARTS
 from buffet.bounds.propagation import PROPAGATIONS
 from buffet.bounds.softmax import SOFTMAXES
+from buffet.certificate import write_certificate
 from buffet.cli.options import (
     DEVICE_HELP,
     parse_eps,
@@ -56,6 +57,7 @@ EXAMPLES = (
     'buffet certify "a gripping , moving film" --words 2,4 --norm inf --eps 0.01',
     'buffet certify "a gripping , moving film" --words 2+4 --label positive --json',
     'buffet certify "a gripping , moving film" --method baseline   # quick',
+    "buffet certify TEXT --eps 0.5 --certificate proof.safetensors   # then: buffet check proof.safetensors",
     "buffet certify TEXT --eps 0.5 --method o-buffet --steps 1000 --trace margins.svg",
     "buffet certify TEXT --model path/to/checkpoint --threads 2 --memory 4GB",
     "buffet certify digits:17 --model digits-vit --norm inf --words together",
@@ -202,6 +204,14 @@ def certify(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a report page.")] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --eps: also write the proofs, for **buffet check**. Nothing is written unless every"
+            " task is certified and the checker accepts.",
+        ),
+    ] = None,
     no_attack: Annotated[
         bool, typer.Option("--no-attack", help="Do not look for moves that change the answer.")
     ] = False,
@@ -255,12 +265,18 @@ def certify(
         raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(STRATEGIES)}")
     if trace is not None and (eps is None or request.chosen.optimise == "none"):
         raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
-    for path in (html, trace):
+    if certificate is not None and eps is None:
+        raise BuffetError("--certificate: a certificate is about one size; give it with --eps")
+    for path in (html, trace, certificate):
         if path is not None:
             check_writable(path)
     torch.set_num_threads(within("--threads", threads, 1, 4096))
     with progress_bar("certifying") as progress:
         report = run(request, progress)
+        if certificate is not None and report.verdict == "certified":
+            _write_certificate(certificate, request, report)
+    if certificate is not None and report.verdict != "certified":
+        typer.echo(f"{certificate}: not written, as not every task is certified", err=True)
     if html is not None:
         write_atomically(html, render_html(report))
     if json:
@@ -321,6 +337,15 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         command=request.command(),
         versions=Versions.current(),
     )
+
+
+def _write_certificate(path: Path, request: Request, report: CertifyReport) -> None:
+    """The proofs of all tasks of a report that is certified."""
+    model = load(request.model)
+    x = model.embed(request.text)
+    groups = _by_size([task.words for task in report.tasks])
+    regions = [LpBall(x, group, request.norm, request.eps) for group in groups]
+    write_certificate(path, model, regions, request.chosen, report.query.label)
 
 
 def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:

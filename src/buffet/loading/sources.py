@@ -61,7 +61,7 @@ def load(
         return _from_module(source, tokenizer)
     if check:
         return checked(source, tokenizer=tokenizer)[0]
-    name, directory = _locate(source)
+    name, directory = locate(source)
     return _read(name, directory, tokenizer)
 
 
@@ -70,7 +70,7 @@ def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tu
 
     The difference is relative to logits above 1, and a model that differs by more than 1e-4 is refused.
     """
-    name, directory = _locate(source)
+    name, directory = locate(source)
     model = _read(name, directory, tokenizer)
     return model, _compare(model, _transformers(directory, model.config), str(directory))
 
@@ -97,7 +97,7 @@ def _shapes(stored: Mapping[str, Stored]) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for name, tensor in stored.items()}
 
 
-def _locate(source: str | Path | None) -> tuple[str, Path]:
+def locate(source: str | Path | None) -> tuple[str, Path]:
     """The name of a model, and the directory it is read from."""
     name = DEFAULT if source is None else source
     if name in available():

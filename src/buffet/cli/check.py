@@ -1,0 +1,44 @@
+"""`buffet check`: a certificate, checked by code that shares nothing with the code that wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from buffet.errors import BuffetError
+from buffet.loading.model import DEFAULT, locate
+from buffet_checker import BadInputError
+from buffet_checker import check as judge
+from buffet_checker.report import as_json, as_lines
+
+EXAMPLES = (
+    'buffet certify "a gripping , moving film" --eps 0.1 --certificate proof.safetensors',
+    "buffet check proof.safetensors",
+    "buffet check proof.safetensors --model path/to/checkpoint --json",
+    "python -m buffet_checker proof.safetensors --model path/to/checkpoint   # the same, without torch",
+)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What **buffet certify --certificate** wrote.")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME|DIR", help="The model it is about: an embedded one or a directory.")
+    ] = DEFAULT,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
+) -> None:
+    """Check a certificate: every line, every interval and every sum again, with rigorous rounding.
+
+    **accepted**: no point of the region changes the answer, in exact arithmetic with the stored weights; and
+    **slack** is how much of the margin rounding may take in float32. **rejected**: the proof has a gap, and
+    the first one is named. The checker reads the model's files itself and needs neither torch nor buffet.
+
+    Exit code 0: accepted. 1: rejected. 2: bad input.
+    """
+    try:
+        result = judge(file, locate(model)[1])
+    except BadInputError as error:
+        raise BuffetError(str(error)) from None
+    typer.echo(as_json(result) if json else "\n".join(as_lines(result)))
+    raise typer.Exit(0 if result.accepted else 1)

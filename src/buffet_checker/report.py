@@ -1,0 +1,50 @@
+"""The outcome of a check as people and programs read it; margins are rounded down, slacks up."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+from buffet_checker.check import Result
+
+
+def as_lines(result: Result) -> list[str]:
+    if not result.accepted:
+        return [f"rejected: {result.reason}"]
+    lines = [f"accepted · label {result.label} · {len(result.proofs)} claims · {result.seconds:.2f} s"]
+    for proof in result.proofs:
+        rows = "+".join(str(row) for row in proof.moved)
+        least = min(zip(proof.margins, proof.slacks, strict=True), key=lambda pair: pair[0] - pair[1])
+        holds = "holds in float32 too" if proof.deployed else "float32 is not covered: the slack is larger"
+        margin, slack = _rounded(min(proof.margins), ROUND_FLOOR), _rounded(least[1], ROUND_CEILING)
+        lines.append(f"row {rows} · margin {margin} · slack {slack} · {holds}")
+    return lines
+
+
+def as_json(result: Result) -> str:
+    """One JSON document; a slack without a bound is null."""
+    claims = [
+        {
+            "moved": list(proof.moved),
+            "margins": list(proof.margins),
+            "slacks": [slack if math.isfinite(slack) else None for slack in proof.slacks],
+            "float32": proof.deployed,
+        }
+        for proof in result.proofs
+    ]
+    document = {
+        "accepted": result.accepted,
+        "reason": result.reason or None,
+        "label": result.label,
+        "claims": claims,
+        "seconds": result.seconds,
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _rounded(value: float, rounding: str) -> str:
+    if not math.isfinite(value):
+        return "unbounded"
+    short = Context(prec=4, rounding=rounding).plus(Decimal(value))
+    return f"{short:f}" if -5 <= short.adjusted() < 6 else f"{short:.3e}"
