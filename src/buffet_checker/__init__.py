@@ -1,4 +1,5 @@
-"""Checks buffet's certificates without trusting, or importing, anything of buffet: numpy and the standard library.
+"""Checks buffet's certificates without trusting, or importing, anything of buffet: numpy and the standard
+library.
 
 >>> import buffet_checker
 >>> buffet_checker.check("proof.safetensors", "path/to/checkpoint").accepted  # doctest: +SKIP

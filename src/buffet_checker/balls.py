@@ -1,8 +1,9 @@
 """Elementwise arithmetic with rigorous errors: a ball holds every real number within `rad` of `mid`.
 
-The rules assume IEEE double precision, rounding to nearest, and elementary functions of numpy and of the C library
-that err by at most `FUNCTION` of their value (8 units in the last place; the tests compare with mpmath). Every
-radius is computed in floating point too, and enlarged by more than the roundings made on the way.
+The rules assume IEEE double precision, rounding to nearest, and elementary functions of numpy and of the C
+library that err by at most `FUNCTION` of their value (8 units in the last place; the tests compare with
+mpmath). Every radius is computed in floating point too, and enlarged by more than the roundings made on the
+way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,8 +91,8 @@ class Ball:
         spread = (self.rad + np.abs(mid) * other.rad) / np.where(least > 0, least, np.nan)
         return Ball(mid, (spread + U * np.abs(mid)) * _UP + TINY)
 
-    def __getitem__(self, index: object) -> Ball:
-        return Ball(self.mid[index], self.rad[index])  # type: ignore[index]
+    def __getitem__(self, index: Any) -> Ball:
+        return Ball(self.mid[index], self.rad[index])
 
     def exp(self) -> Ball:
         mid = np.exp(self.mid)

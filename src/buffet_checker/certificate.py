@@ -1,12 +1,15 @@
 """A certificate as it is stored, read with suspicion: `docs/certificates.md` describes the format.
 
-Whatever is malformed is a `RejectedError` that says where; nothing in a certificate is trusted beyond its syntax here.
+Whatever is malformed is a `RejectedError` that says where; nothing in a certificate is trusted beyond its
+syntax here.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -136,7 +139,7 @@ def _claim(number: int, raw: Any) -> Claim:
 def _derivation(raw: Any, where: str) -> Derivation:
     entry = _object(raw, where, {"nodes"}, {"push", "choices", "stops", "keep"})
     nodes = tuple(_count(n, f"{where}.nodes") for n in _list(entry["nodes"], f"{where}.nodes"))
-    if not nodes or any(a >= b for a, b in zip(nodes, nodes[1:], strict=False)):
+    if not nodes or any(a >= b for a, b in pairwise(nodes)):
         raise RejectedError(f"{where}.nodes must be rising numbers")
     flags = [entry.get(key, False) for key in ("push", "keep")]
     if not all(isinstance(flag, bool) for flag in flags):
@@ -178,21 +181,14 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
         own = rows[index][:, None]
         offsets = given - own
         error = np.spacing(np.abs(offsets)) * (given != own)
-        low, high = (f(f(offsets + s * error, 1), 0.0) for f, s in ((_least, -1), (_most, 1)))
+        low = np.minimum(np.nextafter((offsets - error).min(1), -np.inf), 0.0)
+        high = np.maximum(np.nextafter((offsets + error).max(1), np.inf), 0.0)
         budget = _count(raw["budget"], f"{where}.budget")
         return Candidates(index, low, high, offsets, error, budget)
     raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, box and candidates")
 
 
-def _least(x: Array, by: int | float) -> Array:
-    return np.nextafter(x.min(by), -np.inf) if isinstance(by, int) else np.minimum(x, by)
-
-
-def _most(x: Array, by: int | float) -> Array:
-    return np.nextafter(x.max(by), np.inf) if isinstance(by, int) else np.maximum(x, by)
-
-
-def _object(raw: Any, where: str, needed: set[str], optional: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
+def _object(raw: Any, where: str, needed: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise RejectedError(f"{where} is no object")
     if missing := needed - raw.keys():

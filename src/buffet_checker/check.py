@@ -20,8 +20,8 @@ from buffet_checker.substitution import Claimed
 class Proof:
     """What was derived for one claim: lower bounds of its margins in exact arithmetic.
 
-    `slacks` is how much smaller a margin may come out in deployed float32 arithmetic: where ``margin − slack`` is
-    positive, the deployed network gives the same answer too.
+    `slacks` is how much smaller a margin may come out in deployed float32 arithmetic: where ``margin −
+    slack`` is positive, the deployed network gives the same answer too.
     """
 
     moved: tuple[int, ...]
@@ -47,9 +47,9 @@ class Result:
 def check(certificate: str | Path, model: str | Path) -> Result:
     """Check a certificate file against the checkpoint in a directory.
 
-    Accepted means: for every claim and every point of its region, the network of the directory, in exact arithmetic
-    with its stored weights, has a larger logit for the label than for any other class, by at least the margins.
-    Raises `BadInputError` for files that cannot be judged.
+    Accepted means: for every claim and every point of its region, the network of the directory, in exact
+    arithmetic with its stored weights, has a larger logit for the label than for any other class, by at least
+    the margins. Raises `BadInputError` for files that cannot be judged.
     """
     return judge(read_bytes(Path(certificate)), str(certificate), read_checkpoint(Path(model)))
 
@@ -102,8 +102,12 @@ def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows:
         raise RejectedError(f"{where}: {len(claim.margins)} margins are claimed, there are {len(margins)}")
     for other, (claimed, proven) in enumerate(zip(claim.margins, margins.tolist(), strict=True)):
         if not claimed > 0:
-            raise RejectedError(f"{where}: margin {other} is claimed to be {claimed:.9g}, which proves nothing")
+            raise RejectedError(
+                f"{where}: margin {other} is claimed to be {claimed:.9g}, which proves nothing"
+            )
         if not proven >= claimed:
-            raise RejectedError(f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}")
+            raise RejectedError(
+                f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}"
+            )
     slacks = np.nan_to_num(np.nextafter(margins - deployed, np.inf), nan=np.inf)
     return Proof(tuple(region.moved.tolist()), tuple(margins.tolist()), tuple(slacks.tolist()))

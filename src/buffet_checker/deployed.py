@@ -1,13 +1,14 @@
 """What rounding does to the network as it is deployed, in float32: bounds that hold over the whole region.
 
-The model of deployed arithmetic: every sum of n products errs by at most γ_n of the sum of their sizes (any order, with
-or without fused multiply-add), exp, tanh, erf and 1/√ by a few units, and softmax is ``exp(s − max) / Σ``. Inputs are
-float32 rows, so they carry no error.
+The model of deployed arithmetic: every sum of n products errs by at most γ_n of the sum of their sizes (any
+order, with or without fused multiply-add), exp, tanh, erf and 1/√ by a few units, and softmax is ``exp(s −
+max) / Σ``. Inputs are float32 rows, so they carry no error.
 
-A deployed run satisfies the network's equations up to a local rounding per node (`local_rounding`). Linear bounds of a
-node carry over to it: every local rounding enters with the coefficients that the backward substitution has at that
-node anyway. Only nonlinear pieces need more, as they are valid on boxes which the deployed run may leave by a little,
-its *escape*: `strain` bounds what they err by there. `drift` is the same for interval arithmetic.
+A deployed run satisfies the network's equations up to a local rounding per node (`local_rounding`). Linear
+bounds of a node carry over to it: every local rounding enters with the coefficients that the backward
+substitution has at that node anyway. Only nonlinear pieces need more, as they are valid on boxes which the
+deployed run may leave by a little, its *escape*: `strain` bounds what they err by there. `drift` is the same
+for interval arithmetic.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ def local_rounding(
     match node.kind:
         case "affine":
             weight, bias = node.sizes if node.sizes is not None else (node.weight, node.bias)
-            assert weight is not None and bias is not None
+            assert weight is not None
+            assert bias is not None
             return _MORE * _gamma(weight.shape[1] + 4) * (inputs[0] @ np.abs(weight.T) + np.abs(bias))
         case "diagonal":
-            assert node.weight is not None and node.bias is not None
+            assert node.weight is not None
+            assert node.bias is not None
             return _MORE * _gamma(4) * (inputs[0] * np.abs(node.weight) + np.abs(node.bias))
         case "center":
             mean = inputs[0].mean(-1, keepdims=True)
@@ -79,7 +82,9 @@ def local_rounding(
             share = _gamma(2 * keys + 24) + 4 * U32 * s.max(-1, keepdims=True)
             return (_MORE * weight * share).reshape(values[index].shape)
         case "apply" if node.function in _UNITS:
-            scale = np.abs(values[index]) + magnitude(boxes[index]) + inputs[0] * (_UNITS[node.function] == 16.0)
+            scale = (
+                np.abs(values[index]) + magnitude(boxes[index]) + inputs[0] * (_UNITS[node.function] == 16.0)
+            )
             return _MORE * _UNITS[node.function] * U32 * scale
     return np.zeros_like(values[index])
 
@@ -110,8 +115,9 @@ def _worst(node: Node, escapes: list[Array]) -> Array:
 def strain(node: Node, piece: Piece, values: list[Array], boxes: list[Box], escapes: list[Array]) -> Array:
     """How far outside of the lines of a piece the exact operation may be on deployed inputs.
 
-    Lines touch the operation at the ends of a box and bend away from it slowly, so this is of second order: an escape
-    times a width, or times the difference between the slopes of a function and of its line at an end.
+    Lines touch the operation at the ends of a box and bend away from it slowly, so this is of second order:
+    an escape times a width, or times the difference between the slopes of a function and of its line at an
+    end.
     """
     if isinstance(piece, LinesPiece):
         return _MORE * _overshoot(node, piece, ends(values[0], boxes[0]), escapes[0])
@@ -123,7 +129,10 @@ def strain(node: Node, piece: Piece, values: list[Array], boxes: list[Box], esca
 
 
 def _overshoot(node: Node, piece: LinesPiece, box: Box, escape: Array) -> Array:
-    """``f(x) − k·x`` beyond an end of the box changes with slope f' − k; only one sign of it crosses the line."""
+    """``f(x) − k·x`` beyond an end of the box changes with slope f' − k.
+
+    Only one sign of it crosses the line.
+    """
     f = FUNCTIONS[node.function]
     worst = np.zeros_like(escape)
     for end, outward in ((box[0], -1.0), (box[1], 1.0)):
@@ -135,11 +144,12 @@ def _overshoot(node: Node, piece: LinesPiece, box: Box, escape: Array) -> Array:
 
 
 def _softmax_strain(node: Node, values: list[Array], boxes: list[Box], escapes: list[Array]) -> Array:
-    """All bounds of an attention weight rest on lines above exp over some range; their tangents are valid everywhere.
+    """All bounds of an attention weight rest on lines above exp over some range; their tangents are valid
+    everywhere.
 
-    An escape ω beyond a range of width Ω, ending at h, exceeds such a line by at most ``ω·e^{h+ω}(1 − e^{−Ω−ω})``.
-    Sums of exponentials that grow by that much lower a quotient by its square times that (lower bounds), and p by that
-    much itself (the upper bound, whose range is that of log p).
+    An escape ω beyond a range of width Ω, ending at h, exceeds such a line by at most ``ω·e^{h+ω}(1 −
+    e^{−Ω−ω})``. Sums of exponentials that grow by that much lower a quotient by its square times that (lower
+    bounds), and p by that much itself (the upper bound, whose range is that of log p).
     """
     shape = len(values[0]), node.heads, -1
     smallest, largest = differences(node, values, boxes)

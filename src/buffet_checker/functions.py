@@ -4,7 +4,8 @@ A line below f on [L, H] may have any slope k; what makes it valid is its interc
 ``f(x) − k·x``. It is found piece by piece, on intervals where f is convex or concave:
 
     concave   the minimum is at an end of the piece;
-    convex    f is above its tangent at any point t, so ``f(x) − kx ≥ f(t) − kt + (f'(t) − k)(x − t)``, and the
+    convex    f is above its tangent at any point t, so ``f(x) − kx ≥ f(t) − kt + (f'(t) − k)(x − t)``, and
+    the
               right side is smallest at an end. The bound is valid whatever t is, and sharp where f'(t) = k.
 
 A line above f is one below −f. So nothing rests on how well t, or the slope, was chosen.
@@ -23,7 +24,9 @@ from buffet_checker.balls import Array, Ball, down, up
 Value = Callable[[Ball], Ball]
 LINEAR, CONVEX, CONCAVE = 0, 1, -1
 _BEND = 1e-14
-"""Ends of pieces are known to 1e-15, and no |f'''| here exceeds 4: on a piece, f'' errs in sign by less than this."""
+"""Ends of pieces are known to 1e-15, and no |f'''| here exceeds 4: on a piece, f'' errs in sign by
+less than this.
+"""
 _SECTIONS = 40
 
 
@@ -66,7 +69,8 @@ class Function:
         return least - reach, most + reach
 
     def intercept(self, x: Array, y: Array, low: Array, high: Array, slope: Array, side: int) -> Array:
-        """An i with ``side·(f(x+a) − y) ≥ side·(k·a + i)`` for all x + a in [low, high]; side 1: a line below.
+        """An i with ``side·(f(x+a) − y) ≥ side·(k·a + i)`` for all x + a in [low, high]; side 1: a line
+        below.
 
         NaN where f is not defined on all of the interval.
         """
@@ -128,7 +132,10 @@ _ONE = Ball.exact(1.0)
 
 
 def _logistic(y: Ball) -> Ball:
-    """``1 / (1 + e^−y)``; the argument is kept where exp is finite, which moves the value by less than 1e-300."""
+    """``1 / (1 + e^−y)``.
+
+    The argument is kept where exp is finite, which moves the value by less than 1e-300.
+    """
     return _ONE / (_ONE + (-Ball(np.clip(y.mid, -690.0, 690.0), y.rad)).exp())
 
 

@@ -1,7 +1,8 @@
-"""Interval arithmetic in deviations, rounded outward: what an operation's output may do, given boxes of its inputs.
+"""Interval arithmetic in deviations, rounded outward: what an operation's output may do, given boxes of its
+inputs.
 
-Also `residual`: how far the reference value of a linear or bilinear operation may be from the exact operation on the
-reference values of its inputs.
+Also `residual`: how far the reference value of a linear or bilinear operation may be from the exact operation
+on the reference values of its inputs.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ def residual(node: Node, values: list[Array]) -> Array:
     x = np.abs(values[0])
     match node.kind:
         case "affine":
-            assert node.weight is not None and node.bias is not None
+            assert node.weight is not None
+            assert node.bias is not None
             size = x @ np.abs(node.weight.T) + np.abs(node.bias)
             return gamma(2 * node.weight.shape[1] + 16) * size
         case "diagonal":
-            assert node.weight is not None and node.bias is not None
+            assert node.weight is not None
+            assert node.bias is not None
             return gamma(16) * (x * np.abs(node.weight) + np.abs(node.bias))
         case "center":
             return gamma(2 * x.shape[1] + 16) * (x + x.mean(-1, keepdims=True))
@@ -46,7 +49,9 @@ def residual(node: Node, values: list[Array]) -> Array:
         case "mean":
             return gamma(2 * len(x) + 16) * x.mean(0, keepdims=True)
         case "scores" | "mix" | "rescale" | "normalise":
-            first, second = (split_terms(_planar(node), node.heads, np.abs(v), f) for f, v in enumerate(values[:2]))
+            first, second = (
+                split_terms(_planar(node), node.heads, np.abs(v), f) for f, v in enumerate(values[:2])
+            )
             size = np.broadcast_to(first * second, np.broadcast(first, second).shape)
             count = 2 * sum(size.shape) + 16
             axis = {"scores": 3, "mix": 2}.get(node.kind)
@@ -152,7 +157,9 @@ def _softmax(node: Node, value: Array, values: list[Array], boxes: list[Box]) ->
 
 
 def differences(node: Node, values: list[Array], boxes: list[Box]) -> Box:
-    """The range of ``s_k − s_j`` as ``[query, head, j, k]``, from the scores and from their bounded differences."""
+    """The range of ``s_k − s_j`` as ``[query, head, j, k]``, from the scores and from their bounded
+    differences.
+    """
     heads = node.heads
     low, high = (v.reshape(len(v), heads, -1) for v in boxes[0])
     s = values[0].reshape(low.shape)
@@ -170,5 +177,3 @@ def differences(node: Node, values: list[Array], boxes: list[Box]) -> Box:
     own = np.arange(keys)
     smallest[..., own, own] = largest[..., own, own] = 0.0
     return smallest, largest
-
-

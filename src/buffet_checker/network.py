@@ -1,11 +1,12 @@
 """The network of a checkpoint as a numbered list of operations, built from its files alone.
 
-Values are matrices of tokens × features; features of a head-wise value are laid out head by head. The numbering is
-part of the certificate's schema: nodes are numbered in the order in which `build` adds them, and the certificate's
-``graph`` says how softmax is written:
+Values are matrices of tokens × features; features of a head-wise value are laid out head by head. The
+numbering is part of the certificate's schema: nodes are numbered in the order in which `build` adds them, and
+the certificate's ``graph`` says how softmax is written:
 
     plain         softmax
-    decomposed    exp(s − ŝ_max), its sum, the reciprocal of that, and their product; ŝ_max is the largest score of
+    decomposed    exp(s − ŝ_max), its sum, the reciprocal of that, and their product; ŝ_max is the largest
+    score of
                   the reference run
     differences   softmax, preceded by the differences s_k − s_j (j < k) of the scores of each query and head
 """
@@ -95,7 +96,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         if config.get(key) not in allowed:
             raise BadInputError(f"{where}: {key} {config[key]!r:.60} is not supported by the checker")
     if config.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise BadInputError(f"{where}: hidden_act {config['hidden_act']!r:.60} is not supported by the checker")
+        raise BadInputError(
+            f"{where}: hidden_act {config['hidden_act']!r:.60} is not supported by the checker"
+        )
     for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if type(config.get(key)) is not int or not 1 <= config[key] <= 65_536:
             raise BadInputError(f"{where}: {key} is {config.get(key)!r:.60}; expected a whole number ≥ 1")
@@ -116,7 +119,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         name = name if name.startswith(("bert.", "classifier.")) else f"bert.{name}"
         if name in tensors:
             raise BadInputError(f"{directory / FILES[1]}: {name:.80} is there twice")
-        tensors[name] = value  # type: ignore[assignment]
+        tensors[name] = value
     return Checkpoint(config, tensors, {name: sha256(content) for name, content in contents.items()})
 
 
@@ -182,7 +185,11 @@ class Builder:
     def block(self, x: int, layer: int, first_only: bool) -> int:
         config = self.checkpoint.config
         width, heads = config["hidden_size"], config["num_attention_heads"]
-        post, prefix, name = config["norm_position"] == "post", f"bert.encoder.layer.{layer}", f"layer {layer}"
+        post, prefix, name = (
+            config["norm_position"] == "post",
+            f"bert.encoder.layer.{layer}",
+            f"layer {layer}",
+        )
         attention_norm, output_norm = f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"
         tokens = x if post else self.norm(x, attention_norm, f"{name} attention norm")
         residual = queries = x
@@ -228,7 +235,9 @@ def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[
         x = net.add("mean", "mean pooling", x)
     head = config.get("head_act") or ("tanh" if config["pooling"] == "cls" else "none")
     if head != "none":
-        x = net.add("apply", "head activation", net.dense(x, "bert.pooler.dense", width, "head"), function=head)
+        x = net.add(
+            "apply", "head activation", net.dense(x, "bert.pooler.dense", width, "head"), function=head
+        )
     weight = net.tensor("classifier.weight", (checkpoint.classes, width))
     bias = net.tensor("classifier.bias", (checkpoint.classes,))
     others = [c for c in range(checkpoint.classes) if c != label]
@@ -243,10 +252,12 @@ def evaluate(node: Node, inputs: list[Array]) -> Array:
     x = inputs[0]
     match node.kind:
         case "affine":
-            assert node.weight is not None and node.bias is not None
+            assert node.weight is not None
+            assert node.bias is not None
             return x @ node.weight.T + node.bias
         case "diagonal":
-            assert node.weight is not None and node.bias is not None
+            assert node.weight is not None
+            assert node.bias is not None
             return x * node.weight + node.bias
         case "center":
             return x - x.mean(-1, keepdims=True)
@@ -267,12 +278,14 @@ def evaluate(node: Node, inputs: list[Array]) -> Array:
             return (e / e.sum(-1, keepdims=True)).reshape(x.shape)
         case "scores":
             q, k = (v.reshape(len(v), node.heads, -1) for v in inputs)
-            return node.scale * np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)).transpose(1, 0, 2).reshape(
-                len(q), -1
-            )
+            return node.scale * np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)).transpose(
+                1, 0, 2
+            ).reshape(len(q), -1)
         case "mix":
             p, v = (value.reshape(len(value), node.heads, -1) for value in inputs)
-            return np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(p), -1)
+            return (
+                np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(p), -1)
+            )
         case _:
             parts = x.reshape(len(x), node.heads, -1)
             return (parts * inputs[1][:, :, None]).reshape(x.shape)

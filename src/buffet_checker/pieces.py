@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from buffet_checker.balls import U, Array
+from buffet_checker.balls import Array, U
 from buffet_checker.rows import Form, Rows
 
 Pulled = tuple[tuple[Rows, ...], Array | None]
@@ -171,10 +171,11 @@ class LinesPiece(Piece):
 
 @dataclass(frozen=True)
 class SoftmaxPiece(Piece):
-    """Attention weights between linear functions of the scores of their query, ``slope[query, head, weight, key]``.
+    """Attention weights between linear functions of the scores of their query, ``slope[query, head, weight,
+    key]``.
 
-    The weights of a query sum to 1, so any constant may be taken off their coefficients: the lower median, or away
-    from it by ``(shift − ½)`` of the range of the coefficients. What is left over is the constant times
+    The weights of a query sum to 1, so any constant may be taken off their coefficients: the lower median, or
+    away from it by ``(shift − ½)`` of the range of the coefficients. What is left over is the constant times
     ``1 − Σ reference weights``, at most `leak`.
     """
 
@@ -229,8 +230,8 @@ class SoftmaxPiece(Piece):
 class PlanesPiece(Piece):
     """Sums of products between two planes per term; coefficients of both factors over the axes of a term.
 
-    Terms of scores ``s[i,h,j] = Σ_k q[i,h,k] k[j,h,k]`` and of the mix ``o[i,h,k] = Σ_j p[i,h,j] v[j,h,k]`` have the
-    axes (i, h, j, k), those of a rescaling ``z[i,g,m] = x[i,g,m] y[i,g]`` the axes (i, g, m).
+    Terms of scores ``s[i,h,j] = Σ_k q[i,h,k] k[j,h,k]`` and of the mix ``o[i,h,k] = Σ_j p[i,h,j] v[j,h,k]``
+    have the axes (i, h, j, k), those of a rescaling ``z[i,g,m] = x[i,g,m] y[i,g]`` the axes (i, g, m).
     """
 
     kind: str  # scores | mix | rescale
@@ -381,6 +382,3 @@ def split_terms(kind: str, heads: int, value: Array, factor: int) -> Array:
     if factor == 1:
         return parts.transpose(1, 0, 2)[None]  # 1, h, j, k
     return parts[:, :, None] if kind == "scores" else parts[..., None]
-
-
-

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from buffet_checker.balls import FUNCTION, U, Array, gamma
+from buffet_checker.balls import FUNCTION, Array, U, gamma
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,13 @@ class Candidates(Region):
     budget: int
 
     def minimum(self, form: Array) -> Array:
-        words, choices, width = self.offsets.shape
+        words, _, width = self.offsets.shape
         flat = form.reshape(words, width, -1)
         gains = np.matmul(self.offsets, flat)
         sizes = np.abs(flat)
-        lost = gamma(width + words + 8) * np.matmul(np.abs(self.offsets), sizes) + np.matmul(self.error, sizes)
+        lost = gamma(width + words + 8) * np.matmul(np.abs(self.offsets), sizes) + np.matmul(
+            self.error, sizes
+        )
         least = np.minimum((gains - lost * (1 + 1e-8)).min(1), 0.0)
         total = np.sort(least, 0)[: self.budget].sum(0) * (1 + gamma(words + 8))
         return (total - 1e-290).reshape(form.shape[2:])

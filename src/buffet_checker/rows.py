@@ -1,7 +1,7 @@
 """Linear forms of a node's deviation, backwards (`Rows`) and in terms of the input (`Form`, `Local`).
 
-A node's *deviation* is its exact value minus its reference value, which is a float. Everything here is plain float64;
-what rounding may have cost is accounted for by whoever uses it (`substitution`).
+A node's *deviation* is its exact value minus its reference value, which is a float. Everything here is plain
+float64; what rounding may have cost is accounted for by whoever uses it (`substitution`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Apply = Callable[[Array, Array], Array]
 class Rows:
     """Forms of one node, to be bounded from below, grouped by the token of the node they started from.
 
-    ``diagonal``: group i reads token i only, ``coefs[i, feature, row]`` (first axis 1: the same for all groups).
-    Otherwise ``coefs[token, feature, (group, row)]``.
+    ``diagonal``: group i reads token i only, ``coefs[i, feature, row]`` (first axis 1: the same for all
+    groups). Otherwise ``coefs[token, feature, (group, row)]``.
     """
 
     coefs: Array
@@ -69,7 +69,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Form:
-    """``lower·(δ, 1) ≤ deviation ≤ upper·(δ, 1)`` for every entry of a node; the last column is the constant."""
+    """``lower·(δ, 1) ≤ deviation ≤ upper·(δ, 1)`` for every entry of a node.
+
+    The last column is the constant.
+    """
 
     lower: Array  # tokens, features, inputs + 1
     upper: Array

@@ -1,21 +1,25 @@
 """Linear bounds of attention weights in the scores of their query, valid by construction.
 
-With x the scores of one query and head (shifted by a constant, which softmax does not see) and t a point of their box:
+With x the scores of one query and head (shifted by a constant, which softmax does not see) and t a point of
+their box:
 
-    above   log p_j is concave, so at most its tangent at t, and p = e^y ≤ κ·y + c for y between log p̲ and log p̄,
+    above   log p_j is concave, so at most its tangent at t, and p = e^y ≤ κ·y + c for y between log p̲ and
+    log p̄,
             where c makes the line valid at both ends: exp is convex.
     below   e^{x_j} / Σ_k C_k(x_k), C_k a line above exp over the range of x_k      (log-sum-exp)
             1 / (1 + Σ_{k≠j} C_jk(x_k − x_j)), the same over ranges of differences  (exponential-reciprocal)
-            are convex where they are defined, so at least their tangents at t; and so is any mixture of the two.
+            are convex where they are defined, so at least their tangents at t; and so is any mixture of the
+            two.
 
-Slopes are rounded to floats first; constants are balls, and what rounding the slopes may cost over the box is added.
+Slopes are rounded to floats first; constants are balls, and what rounding the slopes may cost over the box is
+added.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from buffet_checker.balls import U, Array, Ball, up, where
+from buffet_checker.balls import Array, Ball, U, up, where
 from buffet_checker.intervals import Box, differences, magnitude
 from buffet_checker.network import Node
 from buffet_checker.pieces import SoftmaxPiece
@@ -33,14 +37,19 @@ def softmax_piece(
     mixture: Array,
     shift: Array | None,
 ) -> SoftmaxPiece:
-    """The piece of a softmax; `point`, `mixture` (and `shift`) are shares in [0, 1], every one of them valid."""
+    """The piece of a softmax.
+
+    `point`, `mixture` (and `shift`) are shares in [0, 1], every one of them valid.
+    """
     shape = len(value), node.heads, -1
     c = values[0].reshape(shape)
     box = boxes[0][0].reshape(shape), boxes[0][1].reshape(shape)
     s = Ball.exact(c) - Ball.exact(c.max(-1, keepdims=True))
     low, high = (s + Ball.exact(box[0])).low, (s + Ball.exact(box[1])).high
     touch = low[..., None, :] + point * (high - low)[..., None, :]
-    touch = np.clip(np.broadcast_to(touch, (*low.shape, low.shape[-1])), low[..., None, :], high[..., None, :])
+    touch = np.clip(
+        np.broadcast_to(touch, (*low.shape, low.shape[-1])), low[..., None, :], high[..., None, :]
+    )
     ranges = differences(node, values, boxes)
     reach = magnitude(box)[..., None, :]
     p = Ball.exact(value.reshape(c.shape))
@@ -97,7 +106,7 @@ def _below(low: Array, high: Array, ranges: Box, touch: Array, mixture: Array) -
     # 1 / (1 + Σ C_jk(x_k − x_j)), touched inside the ranges of the differences
     inside = np.clip(touch - np.diagonal(touch, axis1=-2, axis2=-1)[..., None], *ranges)
     chord, base = _chord(*ranges)
-    lost = ~np.isfinite(chord + base).all(-1, keepdims=True)  # overflow: 0 is below every weight
+    lost = np.asarray(~np.isfinite(chord + base).all(-1, keepdims=True))  # overflow: 0 is below every weight
     chord, base = np.where(lost | eye, 0.0, chord), np.where(lost | eye, eye * 1.0, base)
     at = Ball.exact(chord) * (Ball.exact(inside) - Ball.exact(ranges[0])) + Ball.exact(base)
     er = one / where(np.broadcast_to(eye, base.shape), Ball.exact(np.ones_like(base)), at).sum()
@@ -115,7 +124,10 @@ def _below(low: Array, high: Array, ranges: Box, touch: Array, mixture: Array) -
 
 
 def _chord(low: Array, high: Array) -> tuple[Array, Array]:
-    """A slope κ ≥ 0 and a base b with ``e^x ≤ κ·(x − low) + b`` on [low, high]; valid at both ends, so between."""
+    """A slope κ ≥ 0 and a base b with ``e^x ≤ κ·(x − low) + b`` on [low, high].
+
+    Valid at both ends, so between.
+    """
     width = high - low
     slope = np.exp(low) * np.where(width > 0, np.expm1(width) / np.where(width > 0, width, 1.0), 1.0)
     at_low, at_high = Ball.exact(low).exp(), Ball.exact(high).exp()

@@ -1,7 +1,7 @@
 """Reads safetensors files: eight bytes of length, a JSON header, and the arrays, nothing else.
 
-The reader is strict, as a certificate may be hostile: names are unique, arrays lie one after the other and fill the
-file, types are known, sizes are what the shapes say. Nothing is allocated before that is checked.
+The reader is strict, as a certificate may be hostile: names are unique, arrays lie one after the other and
+fill the file, types are known, sizes are what the shapes say. Nothing is allocated before that is checked.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def parse(content: bytes, where: str) -> Stored:
         if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > LARGEST_AXES:
             raise bad(f"shape or offsets of {name[:80]!r}")
         if not isinstance(dtype, str) or dtype not in TYPES:
-            raise BadInputError(f"{where}: {name[:80]!r} has type {str(dtype)[:20]}; read are: {', '.join(TYPES)}")
+            raise BadInputError(
+                f"{where}: {name[:80]!r} has type {str(dtype)[:20]}; read are: {', '.join(TYPES)}"
+            )
         if offsets[1] - offsets[0] != math.prod(shape) * np.dtype(TYPES[dtype]).itemsize:
             raise bad(f"size of {name[:80]!r}")
         entries.append((offsets[0], offsets[1], name, TYPES[dtype], tuple(shape)))

@@ -1,16 +1,16 @@
 """One claim, derived anew: boxes of nodes by rigorous backward substitution, in the order of the network.
 
-Rows of a node are pulled back through linear pieces to the input. Coefficients are plain float64, so every step errs;
-what that may change in the result is bounded by a product with known magnitudes. If A are the coefficients at a node
-and P the piece there, the exact form differs from the computed one by at most
+Rows of a node are pulled back through linear pieces to the input. Coefficients are plain float64, so every
+step errs; what that may change in the result is bounded by a product with known magnitudes. If A are the
+coefficients at a node and P the piece there, the exact form differs from the computed one by at most
 
     |A| · (residual + γ·|P|·m + γ'·|constant|),
 
-m the magnitudes of the deviations of the inputs, γ for the sums of products that make one new coefficient (and for
-adding up to sixteen contributions later), γ' for the intercepts. The bracket is one vector per
-node; so the account costs one matrix-vector product per step instead of a second matrix product. A second vector
-accounts for a deployed run (`deployed`) in the same way: `Bounds` are lower and upper bounds of the exact deviations,
-and of those of a deployed run.
+m the magnitudes of the deviations of the inputs, γ for the sums of products that make one new coefficient
+(and for adding up to sixteen contributions later), γ' for the intercepts. The bracket is one vector per node;
+so the account costs one matrix-vector product per step instead of a second matrix product. A second vector
+accounts for a deployed run (`deployed`) in the same way: `Bounds` are lower and upper bounds of the exact
+deviations, and of those of a deployed run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Claimed:
         by_node: dict[int, list[Derivation]] = {}
         for derivation in self.claim.derivations:
             if derivation.nodes[-1] > last:
-                raise RejectedError(f"a derivation of node {derivation.nodes[-1]}: there are {last + 1} nodes")
+                raise RejectedError(
+                    f"a derivation of node {derivation.nodes[-1]}: there are {last + 1} nodes"
+                )
             by_node.setdefault(derivation.nodes[0], []).append(derivation)
         for index, node in enumerate(self.nodes):
             self._visit(index, node)
@@ -117,11 +119,8 @@ class Claimed:
             self.locals[index] = Local(matrix, error * _INFLATE, wobble * _INFLATE)
 
     def _inputs(self, node: Node) -> tuple[list[Array], list[Box], list[Array]]:
-        known: tuple[list[Array], list[Box], list[Array]] = [], [], []
-        for i in node.inputs:
-            for kind, value in zip(known, (self.values[i], self.boxes[i], self.escapes[i]), strict=True):
-                kind.append(value)  # type: ignore[arg-type]
-        return known
+        read = node.inputs
+        return [self.values[i] for i in read], [self.boxes[i] for i in read], [self.escapes[i] for i in read]
 
     def _weights(self, index: int) -> Array:
         """The largest values of the node: for attention weights, what their changes scale with."""
@@ -164,7 +163,9 @@ class Claimed:
         key = index, choices if node.kind in NONLINEAR else 0
         if key not in self.pieces:
             values, boxes, escapes = self._inputs(node)
-            piece = self._relaxed(index, node, choices) if node.kind in NONLINEAR else self._exact(index, node)
+            piece = (
+                self._relaxed(index, node, choices) if node.kind in NONLINEAR else self._exact(index, node)
+            )
             error = piece.residual + gamma(piece.depth + 16) * piece.reach(*map(magnitude, boxes))
             error = error + gamma(piece.residual.size + 64) * piece.constant
             deployed = self.roundings[index]
@@ -234,15 +235,15 @@ class Claimed:
         if len(stops) < len(derivation.stops):
             missing = min(set(derivation.stops) - stops.keys())
             raise RejectedError(f"node {first} ({self.nodes[first].name}): node {missing} keeps no form")
-        bounds, form = self._substituted(derivation, stops)
+        bounds, kept = self._substituted(derivation, stops)
         start = 0
         for index in derivation.nodes:
             part = slice(start, start + self.values[index].shape[1])
             start = part.stop
             self._found(index, tuple(side[:, part] for side in bounds))  # type: ignore[arg-type]
-            if form is not None:
-                assert form.wobble is not None
-                self.forms[index] = Form(form.lower[:, part], form.upper[:, part], form.wobble[:, part])
+            if kept is not None:
+                assert kept.wobble is not None
+                self.forms[index] = Form(kept.lower[:, part], kept.upper[:, part], kept.wobble[:, part])
 
     def _found(self, index: int, bounds: Bounds) -> None:
         before = self.derived.get(index)
@@ -281,16 +282,20 @@ class Claimed:
         assert form.wobble is not None
         return low, high, down(low - form.wobble), up(high + form.wobble)
 
-    def _substituted(
-        self, derivation: Derivation, stops: dict[int, Form]
-    ) -> tuple[Bounds, Form | None]:
+    def _substituted(self, derivation: Derivation, stops: dict[int, Form]) -> tuple[Bounds, Form | None]:
         """Bounds of the entries of nodes that are read together, and their form if it is kept."""
         root, matrix, extra = self._read_together(derivation)
         groups, count = len(self.values[root]), matrix.shape[1]
-        sides = 1 if derivation.nodes == (len(self.nodes) - 1,) else 2  # of a margin, only the lower one counts
+        # of a margin, only the lower side counts
+        sides = 1 if derivation.nodes == (len(self.nodes) - 1,) else 2
         widest = max(v.size for v in self.values[: root + 1]) * groups
         step = max(1, CHUNK // (8 * widest * sides))
-        bounds: Bounds = tuple(np.full((groups, count), s * np.inf) for s in (-1, 1, -1, 1))  # type: ignore[assignment]
+        bounds: Bounds = (
+            np.full((groups, count), -np.inf),
+            np.full((groups, count), np.inf),
+            np.full((groups, count), -np.inf),
+            np.full((groups, count), np.inf),
+        )
         kept = derivation.keep and sides == 2
         forms = [np.empty((groups, count, self.region.reach.size + 1)) for _ in range(2 * kept)]
         wobble = np.zeros((groups, count))
@@ -343,7 +348,8 @@ class Claimed:
     def _substitute(
         self, root: int, rows: Rows, choices: int, stops: dict[int, Form]
     ) -> tuple[Array, Array, Array]:
-        """Coefficients ``[moved, width, groups, rows]`` of δ, constants, and what errors may take off the sum.
+        """Coefficients ``[moved, width, groups, rows]`` of δ, constants, and what errors may take off the
+        sum.
 
         The latter twice: for the exact sum, and for what a deployed run may be below it.
         """

@@ -22,7 +22,9 @@ EXAMPLES = (
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What **buffet certify --certificate** wrote.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What **buffet certify --certificate** wrote.")
+    ],
     model: Annotated[
         str, typer.Option(metavar="NAME|DIR", help="The model it is about: an embedded one or a directory.")
     ] = DEFAULT,
