@@ -103,7 +103,7 @@ class Function:
     def _touch(self, slope: Array, left: Array, right: Array, curvature: int) -> Array:
         if self.touch is not None:
             at = self.touch(slope)
-            return np.clip(np.where(np.isfinite(at), at, 0.5 * (left + right)), left, right)
+            return np.clip(np.where(np.isnan(at), 0.5 * (left + right), at), left, right)
         low, high = left.copy(), right.copy()
         for _ in range(_SECTIONS):
             at = 0.5 * (low + high)
@@ -193,14 +193,14 @@ FUNCTIONS: dict[str, Function] = {
         Ball.exp,
         Ball.exp,
         ((-math.inf, math.inf, CONVEX),),
-        touch=lambda k: np.log(k),
+        touch=lambda k: np.log(np.maximum(k, 0.0)),
         least=0.0,
     ),
     "reciprocal": Function(
         lambda x: _ONE / x,
         lambda x: -(_ONE / (x * x)),
         ((0.0, math.inf, CONVEX),),
-        touch=lambda k: 1 / np.sqrt(-k),
+        touch=lambda k: 1 / np.sqrt(np.maximum(-k, 0.0)),
         positive=True,
         least=0.0,
     ),
@@ -208,7 +208,7 @@ FUNCTIONS: dict[str, Function] = {
         lambda x: _ONE / x.sqrt(),
         lambda x: Ball.exact(-0.5) / (x * x.sqrt()),
         ((0.0, math.inf, CONVEX),),
-        touch=lambda k: (-2 * k) ** (-2 / 3),
+        touch=lambda k: np.maximum(-2 * k, 0.0) ** (-2 / 3),
         positive=True,
         least=0.0,
     ),
