@@ -1,8 +1,9 @@
 """Many certificates and many corrupted ones against the checker: ``python tests/certificate_campaign.py``.
 
-Certificates of verified tasks whose margin exceeds 1e-4 have to be accepted, corrupted ones rejected. Most tasks are
-of small random checkpoints of every kind; with ``--real N``, N are of the embedded model. Prints how much checking
-costs against one verification, and the size of a certificate against that of the α tensors of o-BuFFeT.
+Certificates of verified tasks whose margin exceeds 1e-4 have to be accepted, corrupted ones rejected. Most
+tasks are of small random checkpoints of every kind; with ``--real N``, N are of the embedded model. Prints
+how much checking costs against one verification, and the size of a certificate against that of the α tensors of
+o-BuFFeT.
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from checkpoints import CONFIG, WORDS, config_of
-from corruptions import CORRUPTIONS, corrupted, damaged
 from safetensors.torch import save_file
 
 import buffet
@@ -31,6 +30,8 @@ from buffet.random_models import _tensor
 from buffet_checker import BadInputError
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint
+from checkpoints import CONFIG, WORDS, config_of
+from corruptions import CORRUPTIONS, corrupted, damaged
 
 VARIANTS: tuple[dict[str, object], ...] = (
     {"layer_norm": "no_var"},
@@ -88,11 +89,18 @@ def small_tasks(folder: Path, seed: int = 0) -> Iterator[Task]:
 def real_tasks() -> Iterator[Task]:
     """Verified tasks of the embedded model, without end."""
     model, rng = buffet.load(), np.random.default_rng(0)
-    texts = ("a gripping , moving film", "dull and far too long", "one of the best films of the year", "a mess")
+    texts = (
+        "a gripping , moving film",
+        "dull and far too long",
+        "one of the best films of the year",
+        "a mess",
+    )
     while True:
         x = model.embed(texts[rng.integers(len(texts))])
         method = buffet.METHODS[METHODS[rng.integers(len(METHODS))]]
-        ball = buffet.LpBall(x, [int(rng.integers(1, len(x)))], float(rng.choice([1, 2])), rng.uniform(0.05, 0.3))
+        ball = buffet.LpBall(
+            x, [int(rng.integers(1, len(x)))], float(rng.choice([1, 2])), rng.uniform(0.05, 0.3)
+        )
         yield from verified(model, ball, method)
 
 
@@ -118,12 +126,9 @@ class Tally:
     covered: int = 0  # also in float32
     altered: int = 0
     rejected: int = 0
-    cost: list[float] | None = None
-    size: list[float] | None = None
-    misses: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        self.cost, self.size, self.misses = [], [], []
+    cost: list[float] = field(default_factory=list)
+    size: list[float] = field(default_factory=list)
+    misses: list[str] = field(default_factory=list)
 
 
 def outcome(content: bytes, checkpoint: Checkpoint) -> str:
@@ -137,7 +142,6 @@ def outcome(content: bytes, checkpoint: Checkpoint) -> str:
 
 def run(task: Task, tally: Tally, per_task: int, rng: np.random.Generator, measure: bool = False) -> None:
     """Certify a task, check that, and check corrupted copies."""
-    assert tally.cost is not None and tally.size is not None and tally.misses is not None
     tally.tasks += 1
     try:
         certificate, content, checkpoint = certify(task.model, [task.region], task.method)
@@ -183,12 +187,19 @@ def main() -> None:
             for _, task in zip(range(count), tasks, strict=False):
                 run(task, tally, given.per_task, rng, measure)
                 if tally.tasks % 50 == 0:
-                    print(f"{tally.tasks} tasks, {tally.accepted} accepted, {tally.rejected}/{tally.altered}", flush=True)
+                    print(
+                        f"{tally.tasks} tasks, {tally.accepted} accepted, {tally.rejected}/{tally.altered}",
+                        flush=True,
+                    )
     print(f"accepted {tally.accepted} of {tally.tasks}, {tally.covered} of them in float32 too")
     print(f"rejected {tally.rejected} of {tally.altered} corrupted")
     if tally.cost and tally.size:
-        print(f"checking costs {np.median(tally.cost):.2f} (median), {max(tally.cost):.2f} (most) verifications")
-        print(f"a certificate has {np.median(tally.size):.2f} (median), {max(tally.size):.2f} (most) times the size of α")
+        print(
+            f"checking costs {np.median(tally.cost):.2f} (median), {max(tally.cost):.2f} (most) verifications"
+        )
+        print(
+            f"a certificate has {np.median(tally.size):.2f} (median), {max(tally.size):.2f} (most) sizes of α"
+        )
     for miss, times in Counter(tally.misses).most_common(20):
         print(f"{times} × {miss}")
 

@@ -109,7 +109,9 @@ def forget_margin(opened: Opened, rng: np.random.Generator) -> None:
 
 def other_hash(opened: Opened, rng: np.random.Generator) -> None:
     place = rng.integers(3)
-    owner, key = (opened.head, "input") if place == 2 else (opened.head["model"], list(opened.head["model"])[place])
+    owner, key = (
+        (opened.head, "input") if place == 2 else (opened.head["model"], list(opened.head["model"])[place])
+    )
     digit = int(rng.integers(64))
     old = owner[key]
     owner[key] = old[:digit] + ("0" if old[digit] != "0" else "1") + old[digit + 1 :]
@@ -177,7 +179,9 @@ def add_tensor(opened: Opened, rng: np.random.Generator) -> None:
 def other_shape(opened: Opened, rng: np.random.Generator) -> None:
     name = _pick([k for k, v in opened.tensors.items() if v.ndim], rng)
     value = opened.tensors[name]
-    opened.tensors[name] = [value[None], value[..., :-1], np.concatenate([value, value], -1)][rng.integers(3)].copy()
+    opened.tensors[name] = [value[None], value[..., :-1], np.concatenate([value, value], -1)][
+        rng.integers(3)
+    ].copy()
 
 
 def other_network(opened: Opened, rng: np.random.Generator) -> None:

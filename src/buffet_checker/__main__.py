@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", metavar="DIR", required=True, help="directory of the model it is about")
     parser.add_argument("--json", action="store_true", help="print everything as JSON and nothing else")
     given = parser.parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever letters a hostile file has in its names
     try:
         result = check(given.file, given.model)
     except BadInputError as error:

@@ -69,7 +69,7 @@ class Tensors:
     def leftover(self) -> None:
         rest = sorted(self.stored.tensors.keys() - self.used)
         if rest:
-            raise RejectedError(f"{rest[0]:.80} is an array that nothing refers to")
+            raise RejectedError(f"{rest[0][:80]!r} is an array that nothing refers to")
 
 
 @dataclass(frozen=True)

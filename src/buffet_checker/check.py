@@ -84,6 +84,8 @@ def _rows(certificate: Certificate, checkpoint: Checkpoint) -> Array:
         raise RejectedError(f"label {certificate.label} is not a class of the model")
     stored = certificate.tensors.stored.tensors.get("center")
     tokens = 0 if stored is None or stored.ndim != 2 else stored.shape[0]
+    if tokens > checkpoint.longest:
+        raise RejectedError(f"center has {tokens} rows, the model takes at most {checkpoint.longest}")
     rows = certificate.tensors.need("center", [(max(tokens, 1), checkpoint.width)])
     if sha256(np.ascontiguousarray(stored).tobytes()) != certificate.input:
         raise RejectedError("input: the rows of the sentence have another hash")

@@ -49,6 +49,7 @@ FIXED: dict[str, tuple[object, ...]] = {
 }
 DEFAULTS = {"model_type": "bert", "layer_norm": "standard", "norm_position": "post", "pooling": "cls"}
 FILES = ("config.json", "model.safetensors")
+POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,13 @@ class Checkpoint:
 
     @property
     def width(self) -> int:
-        return int(self.config.get("embedding_size") or self.config["hidden_size"])
+        """The width of the embedding rows."""
+        return int(self.tensors[POSITIONS].shape[1])
+
+    @property
+    def longest(self) -> int:
+        """No sentence has more rows."""
+        return len(self.tensors[POSITIONS])
 
     @property
     def classes(self) -> int:
@@ -111,15 +118,20 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     tensors: dict[str, Array] = {}
     for name, value in stored.tensors.items():
         if value.dtype == np.float64:
-            raise BadInputError(f"{directory / FILES[1]}: {name:.80} is F64; the checker reads F32 and F16")
+            raise BadInputError(
+                f"{directory / FILES[1]}: {name[:80]!r} is F64; the checker reads F32 and F16"
+            )
         if not np.isfinite(value).all():
-            raise BadInputError(f"{directory / FILES[1]}: {name:.80} holds NaN or infinity")
+            raise BadInputError(f"{directory / FILES[1]}: {name[:80]!r} holds NaN or infinity")
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             name = name.removesuffix(old) + new if name.endswith(old) else name
         name = name if name.startswith(("bert.", "classifier.")) else f"bert.{name}"
         if name in tensors:
-            raise BadInputError(f"{directory / FILES[1]}: {name:.80} is there twice")
+            raise BadInputError(f"{directory / FILES[1]}: {name[:80]!r} is there twice")
         tensors[name] = value
+    for name, axes in (("classifier.bias", 1), (POSITIONS, 2)):
+        if name not in tensors or tensors[name].ndim != axes:
+            raise BadInputError(f"{directory / FILES[1]}: {name} is missing, or no table of its kind")
     return Checkpoint(config, tensors, {name: sha256(content) for name, content in contents.items()})
 
 

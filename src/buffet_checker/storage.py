@@ -80,8 +80,10 @@ def parse(content: bytes, where: str) -> Stored:
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             raise bad(f"entry {name[:80]!r}")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or len(shape) > LARGEST_AXES:
-            raise bad(f"shape or offsets of {name[:80]!r}")
+        if not _counts(shape) or 0 in shape or len(shape) > LARGEST_AXES:
+            raise bad(f"shape of {name[:80]!r}")
+        if not _counts(offsets) or len(offsets) != 2:
+            raise bad(f"offsets of {name[:80]!r}")
         if not isinstance(dtype, str) or dtype not in TYPES:
             raise BadInputError(
                 f"{where}: {name[:80]!r} has type {str(dtype)[:20]}; read are: {', '.join(TYPES)}"

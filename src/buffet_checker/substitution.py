@@ -7,7 +7,7 @@ coefficients at a node and P the piece there, the exact form differs from the co
     |A| · (residual + γ·|P|·m + γ'·|constant|),
 
 m the magnitudes of the deviations of the inputs, γ for the sums of products that make one new coefficient
-(and for adding up to sixteen contributions later), γ' for the intercepts. The bracket is one vector per node;
+(and for adding it to others later), γ' for the intercepts. The bracket is one vector per node;
 so the account costs one matrix-vector product per step instead of a second matrix product. A second vector
 accounts for a deployed run (`deployed`) in the same way: `Bounds` are lower and upper bounds of the exact
 deviations, and of those of a deployed run.
@@ -68,6 +68,11 @@ class Claimed:
     locals: dict[int, Local] = field(default_factory=dict)
     pieces: dict[tuple[int, int], tuple[Piece, Array]] = field(default_factory=dict)
 
+    @property
+    def steps(self) -> int:
+        """More than the roundings that one number of a form passes besides its sums: one or two per node."""
+        return 64 + 4 * len(self.nodes)
+
     def margins(self) -> tuple[Array, Array]:
         """Lower bounds of the margins, proven: in exact arithmetic, and of a deployed run.
 
@@ -114,7 +119,7 @@ class Claimed:
         if source is not None and exact is not None and node.kind in LOCAL:
             matrix = exact.push(Form(source.matrix[None], source.matrix[None])).lower[0]
             error = self.residuals[index] + exact.reach(source.error)
-            error += gamma(exact.depth + 16) * exact.reach(self._local_size(source))
+            error += gamma(exact.depth + self.steps) * exact.reach(self._local_size(source))
             wobble = exact.reach(source.wobble) + self.roundings[index]
             self.locals[index] = Local(matrix, error * _INFLATE, wobble * _INFLATE)
 
@@ -166,8 +171,8 @@ class Claimed:
             piece = (
                 self._relaxed(index, node, choices) if node.kind in NONLINEAR else self._exact(index, node)
             )
-            error = piece.residual + gamma(piece.depth + 16) * piece.reach(*map(magnitude, boxes))
-            error = error + gamma(piece.residual.size + 64) * piece.constant
+            error = piece.residual + gamma(piece.depth + self.steps) * piece.reach(*map(magnitude, boxes))
+            error = error + gamma(piece.residual.size + self.steps) * piece.constant
             deployed = self.roundings[index]
             if node.kind in NONLINEAR:
                 deployed = deployed + strain(node, piece, values, boxes, escapes)
@@ -264,7 +269,7 @@ class Claimed:
                 raise RejectedError(f"node {index} ({node.name}): node {source} keeps no form")
         piece, errors = self.piece(index, 0)
         sizes = [form.size(self.region.reach) for form in forms]
-        error = piece.residual + gamma(piece.depth + 16) * (piece.reach(*sizes) + piece.constant)
+        error = piece.residual + gamma(piece.depth + self.steps) * (piece.reach(*sizes) + piece.constant)
         wobble = errors[1] + piece.reach(*(form.wobble for form in forms))  # type: ignore[arg-type]
         form = piece.push(*forms)
         slack = error * _INFLATE + 8 * U * np.maximum(np.abs(form.lower), np.abs(form.upper))[..., -1]
@@ -364,14 +369,14 @@ class Claimed:
             if index in self.locals:
                 local = self.locals[index]
                 coefs += local.compose(rows, self.region.moved)
-                error = local.error + gamma(rows.coefs.shape[1] + 16) * self._local_size(local)
+                error = local.error + gamma(rows.coefs.shape[1] + self.steps) * self._local_size(local)
                 slack += rows.size().contract(np.stack([error, local.wobble]) * _INFLATE + 1e-290)
             elif index in stops:
                 form = stops[index]
                 part = form.compose(rows)
                 coefs += part[:-1].reshape(coefs.shape)
                 constant += part[-1]
-                error = gamma(self.values[index].size + 64) * form.size(self.region.reach)
+                error = gamma(self.values[index].size + self.steps) * form.size(self.region.reach)
                 assert form.wobble is not None
                 slack += rows.size().contract(np.stack([error, form.wobble]) * _INFLATE + 1e-290)
             else:

@@ -10,8 +10,6 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
-from certificate_campaign import outcome, write_variant
-from corruptions import CORRUPTIONS, Opened, corrupted, damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +20,8 @@ from buffet_checker.balls import Ball
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.network import Checkpoint
 from buffet_checker.regions import Ball as LpRegion
+from certificate_campaign import outcome, write_variant
+from corruptions import CORRUPTIONS, Opened, corrupted, damaged
 
 SOURCES = Path(buffet_checker.__file__).parent
 ALLOWED = {"numpy", "buffet_checker", *sys.stdlib_module_names}
@@ -131,7 +131,9 @@ def test_lines_are_valid_whatever_their_slope(name: str) -> None:
         assert mpmath.mpf(below) <= min(gaps)
         assert max(gaps) <= mpmath.mpf(above)
         if high - low < 1e-3:  # and sharp, as far as the sampled points can tell
-            assert above - below < float(max(gaps) - min(gaps)) + 10 * (1 + abs(y)) * (high - low) ** 2 + 1e-12
+            assert (
+                above - below < float(max(gaps) - min(gaps)) + 10 * (1 + abs(y)) * (high - low) ** 2 + 1e-12
+            )
 
 
 def norm(x: np.ndarray, q: mpmath.mpf) -> mpmath.mpf:
