@@ -2,8 +2,7 @@
 
 Certificates of verified tasks whose margin exceeds 1e-4 have to be accepted, corrupted ones rejected. Most
 tasks are of small random checkpoints of every kind; with ``--real N``, N are of the embedded model. Prints
-how much checking costs against one verification, and the size of a certificate against that of the α tensors of
-o-BuFFeT.
+how much checking costs against one verification, and the size of a certificate against that of o-BuFFeT's α.
 """
 
 from __future__ import annotations

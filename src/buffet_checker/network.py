@@ -6,8 +6,7 @@ the certificate's ``graph`` says how softmax is written:
 
     plain         softmax
     decomposed    exp(s − ŝ_max), its sum, the reciprocal of that, and their product; ŝ_max is the largest
-    score of
-                  the reference run
+                  score of a query and head in the reference run
     differences   softmax, preceded by the differences s_k − s_j (j < k) of the scores of each query and head
 """
 

@@ -184,7 +184,7 @@ class SoftmaxPiece(Piece):
     lower: Array
     upper: Array
     shift: Array | None
-    leak: Array  # query, head
+    leak: Array  # exact and deployed: query, head
 
     @property
     def constant(self) -> Array:

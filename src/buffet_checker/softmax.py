@@ -3,13 +3,11 @@
 With x the scores of one query and head (shifted by a constant, which softmax does not see) and t a point of
 their box:
 
-    above   log p_j is concave, so at most its tangent at t, and p = e^y ≤ κ·y + c for y between log p̲ and
-    log p̄,
+    above   log p_j is concave, so at most its tangent at t, and p = e^y ≤ κ·y + c for y in [log p̲, log p̄],
             where c makes the line valid at both ends: exp is convex.
     below   e^{x_j} / Σ_k C_k(x_k), C_k a line above exp over the range of x_k      (log-sum-exp)
             1 / (1 + Σ_{k≠j} C_jk(x_k − x_j)), the same over ranges of differences  (exponential-reciprocal)
-            are convex where they are defined, so at least their tangents at t; and so is any mixture of the
-            two.
+            are convex where they are defined, so at least their tangents at t; so is any mixture.
 
 Slopes are rounded to floats first; constants are balls, and what rounding the slopes may cost over the box is
 added.
@@ -36,6 +34,7 @@ def softmax_piece(
     point: Array,
     mixture: Array,
     shift: Array | None,
+    rounding: Array,
 ) -> SoftmaxPiece:
     """The piece of a softmax.
 
@@ -64,7 +63,7 @@ def softmax_piece(
 
     lower_slope, lower = finish(*_below(low, high, ranges, touch, mixture), -1)
     upper_slope, upper = finish(*_above(ranges, touch), 1)
-    leak = (Ball.exact(1.0) - p.sum()).size
+    leak = np.stack([(Ball.exact(1.0) - p.sum()).size, rounding.reshape(c.shape).sum(-1) * (1 + 1e-8)])
     return SoftmaxPiece(4 * U * magnitude(out), lower_slope, upper_slope, lower, upper, shift, leak)
 
 

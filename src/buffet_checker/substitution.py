@@ -173,7 +173,8 @@ class Claimed:
             )
             error = piece.residual + gamma(piece.depth + self.steps) * piece.reach(*map(magnitude, boxes))
             error = error + gamma(piece.residual.size + self.steps) * piece.constant
-            deployed = self.roundings[index]
+            # a deployed run may be outside of the boxes whose magnitudes were used
+            deployed = self.roundings[index] + gamma(piece.depth + self.steps) * piece.reach(*escapes)
             if node.kind in NONLINEAR:
                 deployed = deployed + strain(node, piece, values, boxes, escapes)
             self.pieces[key] = piece, np.stack([error, deployed]) * _INFLATE + 1e-290
@@ -211,7 +212,10 @@ class Claimed:
             point = self.tensors.need(f"{prefix}.point", [(), (tokens, heads, keys, keys)], share=True)
             mixture = self.tensors.need(f"{prefix}.mixture", [(tokens, heads, keys)], share=True)
             shift = self.tensors.get(f"{prefix}.shift", [(tokens, heads)], share=True)
-            return softmax_piece(node, value, values, boxes, self.boxes[index], point, mixture, shift)
+            rounding = self.roundings[index]
+            return softmax_piece(
+                node, value, values, boxes, self.boxes[index], point, mixture, shift, rounding
+            )
         kind = "rescale" if node.kind == "normalise" else node.kind
         x, y = values
         sizes = {
@@ -384,7 +388,7 @@ class Claimed:
                 rows, spent = piece.settle(rows)
                 slack += rows.size().contract(errors)
                 if spent is not None:
-                    slack[0] += spent * _INFLATE
+                    slack += spent * _INFLATE
                 parts, bias = piece.pull(rows)
                 if bias is not None:
                     constant += bias
