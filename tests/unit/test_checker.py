@@ -175,6 +175,17 @@ def test_no_damaged_file_is_accepted(proof: tuple[buffet.Model, bytes, Checkpoin
         assert outcome(damaged(content, rng), checkpoint) != "accepted"
 
 
+def test_flipped_bytes_never_crash_the_checker(proof: tuple[buffet.Model, bytes, Checkpoint]) -> None:
+    """They may even leave a proof: a box that is wider, another slope. Whatever they do, it is judged."""
+    _, content, checkpoint = proof
+    rng = np.random.default_rng(4)
+    header = 8 + int.from_bytes(content[:8], "little")
+    for place in [*rng.integers(header, size=40).tolist(), *rng.integers(header, len(content), 10).tolist()]:
+        changed = bytearray(content)
+        changed[place] = rng.integers(256)
+        assert outcome(bytes(changed), checkpoint)
+
+
 def test_a_rejection_names_the_first_node_that_fails(
     proof: tuple[buffet.Model, bytes, Checkpoint],
 ) -> None:
