@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from buffet.errors import BuffetError
-from buffet.loading.model import DEFAULT, locate
+from buffet.loading.sources import DEFAULT, locate
 from buffet_checker import BadInputError
 from buffet_checker import check as judge
 from buffet_checker.report import as_json, as_lines
