@@ -38,10 +38,15 @@ class Relax(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """The exact form of a node behind per-token linear operations only: ``deviation[d] = matrix · δ_d``."""
+    """The exact form of a node behind per-token linear operations only: ``deviation[d] = matrix · δ_d``.
+
+    The product of the operations is taken in float64 and rounded once: its sums may cancel (a LayerNorm takes
+    off what all features share), and an allowance relative to the result would not cover that.
+    """
 
     matrix: Float[Tensor, "features width"]
     moved: Int[Tensor, "tasks moved"]
+    unrounded: Float[Tensor, "features width"]  # float64
 
     def compose(self, rows: Rows) -> tuple[Tensor, None]:
         """The rows as exact forms of δ; there is no constant."""
@@ -153,14 +158,15 @@ class Bounds:
     def localise(self, index: int, node: Node) -> None:
         """Give a node its exact form, if only linear operations on single tokens lie before it."""
         if isinstance(node.op, Input):
-            eye = torch.eye(self.region.width, dtype=self.dtype, device=self.region.center.device)
-            self.locals[index] = Local(eye, self.region.moved)
+            eye = torch.eye(self.region.width, dtype=torch.float64, device=self.region.center.device)
+            self.locals[index] = Local(eye.to(self.dtype), self.region.moved, eye)
             return
-        piece = self.scene.exact(self.dtype)[index]
+        piece = self.scene.exact(torch.float64)[index]
         alone = len(node.inputs) == 1 and not isinstance(node.op, Pool)
         if piece and alone and node.inputs[0] in self.locals:
-            form = piece.push(Form.exactly(self.locals[node.inputs[0]].matrix[None, None]))
-            self.locals[index] = Local(form.lower[0, 0], self.region.moved)
+            form = piece.push(Form.exactly(self.locals[node.inputs[0]].unrounded[None, None]))
+            matrix = form.lower[0, 0]
+            self.locals[index] = Local(matrix.to(self.dtype), self.region.moved, matrix)
 
     def linearise(self, index: int, node: Node) -> None:
         """Give a node its linear piece and, behind linear operations only, its exact form."""
