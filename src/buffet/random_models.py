@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +29,16 @@ class RandomModel:
 
 def random_model(config: ModelConfig, generator: torch.Generator, scale: float = 1.0) -> RandomModel:
     """Weights of standard deviation ``scale / √inputs``, LayerNorms near the identity."""
-    tensors = {name: _tensor(name, shape, scale, generator) for name, shape in config.shapes().items()}
+    return model_of(config, random_tensors(config, generator, scale))
+
+
+def random_tensors(config: ModelConfig, generator: torch.Generator, scale: float = 1.0) -> dict[str, Tensor]:
+    """The float32 weights of `random_model`, by name."""
+    return {name: _tensor(name, shape, scale, generator) for name, shape in config.shapes().items()}
+
+
+def model_of(config: ModelConfig, tensors: Mapping[str, Tensor]) -> RandomModel:
+    """The network with the given float32 weights."""
     double = {name: tensor.double() for name, tensor in tensors.items()}
     return RandomModel(config, build_program(config, tensors), build_program(config, double))
 

@@ -1,0 +1,29 @@
+"""The soundness campaign: random networks and regions, and points that try to break every method's bounds.
+
+A method claims that no point of a region has a smaller margin than its bound. The campaign draws small
+networks over all operations, some with extreme weights and some built to have an adversarial point at a known
+distance; bounds them with every method; evaluates sampled, corner and attacked points, or all there are, in
+float64; and counts the claims that fail.
+
+cases      random networks and regions
+planted    networks whose radius is known
+points     points that try to break a bound
+claims     what a method claims, held against points
+campaign   every method on many cases
+mutants    the same against an engine that is broken on purpose (`mutations`): it has to be noticed
+"""
+
+from buffet.soundness.campaign import Progress, Tally, campaign, case_of, check_bounds, known_methods
+from buffet.soundness.claims import Violation
+from buffet.soundness.points import points_of
+
+__all__ = [
+    "Progress",
+    "Tally",
+    "Violation",
+    "campaign",
+    "case_of",
+    "check_bounds",
+    "known_methods",
+    "points_of",
+]
