@@ -6,6 +6,7 @@ SENTENCE ?= A gripping and moving film.
 BENCH ?=
 
 .PHONY: install demo test lint format docs bench soundness clean
+.PHONY: install demo test lint format bench soundness fuzz clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +44,10 @@ bench: install
 
 soundness: install
 	@$(BIN)/buffet soundness
+	@$(BIN)/buffet soundness --mutants
+
+fuzz: install
+	@cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m fuzz --inputs 100000
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -226,9 +226,9 @@ def bound_margins(
     scene = scene or method.scene(model.program64, region.center, label)
     width, tokens = region.width, region.center.shape[0]
     size = torch.finfo(engine.dtype).bits // 8
-    # Largest tensors of one task: forms of a token × widest matrix in all inputs, a dozen alive at once.
+    # Largest tensors of one task: forms of a token × widest matrix in all inputs, two dozen alive at once.
     widest = max(v.shape[-1] for v in scene.clean)
-    per_task = 12 * size * tokens * widest * (region.moved.shape[1] * width + 1)
+    per_task = 28 * size * tokens * widest * (region.moved.shape[1] * width + 1)
     step = max(1, engine.memory // per_task)
     if method.describe().keeps == "none":
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.

@@ -36,6 +36,10 @@ from buffet.cli.sweep import sweep
 from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from buffet.cli.train import train
 from buffet.errors import BuffetError
+from buffet.loading.config import one_line
+
+LONGEST = 1000
+"""Characters of a complaint: what it quotes may be a whole file."""
 
 
 @dataclass(frozen=True)
@@ -132,5 +136,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", one_line(message, LONGEST), file=sys.stderr)
     return code

@@ -126,7 +126,7 @@ def _whole(content: bytes) -> int:
     end = content.rfind(b"\n") + 1
     while end:
         start = content.rfind(b"\n", 0, end - 1) + 1
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             json.loads(content[start:end])
             break
         end = start

@@ -190,8 +190,10 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def one_line(value: object) -> str:
-    return " ".join(str(value).split())
+def one_line(value: object, limit: int = 300) -> str:
+    """The text without line breaks, cut where it is too long to be read."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def listed(names: Any) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
 from buffet.errors import BuffetError
+from buffet.loading.config import one_line
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
@@ -70,7 +72,7 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise BuffetError("the text is not valid Unicode: type it again, in UTF-8") from None
-        raw = self.inner.encode(text)
+        raw = guarded(lambda: self.inner.encode(text), "the tokenizer cannot take this text")
         # A word typed as "[SEP]" becomes the special token itself, though the template did not add it.
         special = [
             bool(added) or index in self.special_ids
@@ -91,6 +93,23 @@ class Tokenizer:
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+
+
+Result = TypeVar("Result")
+
+
+def guarded(work: Callable[[], Result], complaint: str) -> Result:
+    """The result of `work`, which calls the library; whatever goes wrong in there is one `BuffetError`.
+
+    The library raises bare `Exception` for a malformed file, and where its author was sure that nothing can
+    go wrong it panics: that is no `Exception` even.
+    """
+    try:
+        return work()
+    except (BuffetError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise BuffetError(f"{complaint}: {one_line(error)}") from None
 
 
 def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:

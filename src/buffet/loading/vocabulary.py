@@ -10,9 +10,8 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from buffet.errors import BuffetError
-from buffet.loading.config import one_line
 from buffet.loading.families import read_json
-from buffet.loading.tokenizer import Tokenizer
+from buffet.loading.tokenizer import Tokenizer, guarded
 
 Settings = dict[str, Any]
 # The part every special token plays, by its key in tokenizer_config.json, where the file does not say.
@@ -41,12 +40,7 @@ def read_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
             "vocab.txt, or vocab.json and merges.txt"
         )
     path = directory / kind
-    try:
-        tokenizer = Tokenizer.of(KINDS[kind](path))
-    except BuffetError:
-        raise
-    except Exception as error:  # the library raises bare Exception for every malformed file
-        raise BuffetError(f"{path}: not a tokenizer file: {one_line(error)}") from None
+    tokenizer = guarded(lambda: Tokenizer.of(KINDS[kind](path)), f"{path}: not a tokenizer file")
     return _fitting(tokenizer, vocab_size, str(path))
 
 

@@ -1,0 +1,103 @@
+"""Hostile input in small (`make fuzz` has as much as one likes), what it has found, and limits that hold."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import time
+
+import pytest
+import torch
+
+import buffet
+from buffet.cli import main
+from buffet.errors import BuffetError
+from buffet.experiments import read_rows
+from buffet.loading import load
+from buffet.regions import LpBall
+from buffet.verify import Engine, verify
+from checkpoints import refusal, write
+from fuzz.targets import TARGETS, Place, attempt
+from tiny_checkpoint import SENTENCES, write_model
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place.make(tmp_path_factory.mktemp("fuzz"))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", TARGETS)
+def test_hostile_input_is_refused_in_one_line_or_taken(target, place):
+    outcomes = [attempt(target, seed, place) for seed in range(12)]
+    assert "refused" in outcomes
+
+
+def test_code_in_a_pickle_is_never_executed(tmp_path):
+    """Neither as the whole file nor in place of a tensor, whatever the file is called."""
+    mark = tmp_path / "executed"
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return open, (str(mark), "w")
+
+    directory = write(tmp_path / "model")
+    (directory / "model.safetensors").unlink()
+    for name, data in (
+        ("pytorch_model.bin", pickle.dumps(Trap())),
+        ("model.safetensors", pickle.dumps(Trap())),
+    ):
+        (directory / name).write_bytes(data)
+        assert "refused, nothing was executed" in (told := refusal(directory)) or "it was not opened" in told
+    (directory / "model.safetensors").unlink()
+    torch.save({"bert.pooler.dense.weight": Trap()}, directory / "pytorch_model.bin")
+    assert "refused, nothing was executed" in refusal(directory)
+    assert not mark.exists()
+
+
+def test_a_panic_of_the_tokenizer_library_is_one_line(tmp_path):
+    """A template that adds a token nobody has defined: the library panics, which is no `Exception`."""
+    directory = write_model(tmp_path / "model")
+    content = json.loads((directory / "tokenizer.json").read_text())
+    content["post_processor"]["special_tokens"].pop("[CLS]")
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(BuffetError, match="tokenizer"):
+        load(directory).encode(SENTENCES[0])
+
+
+def test_a_row_that_is_nested_too_deeply_is_a_torn_end(tmp_path):
+    rows = tmp_path / "rows.ndjson"
+    rows.write_bytes(b'{"key":"' + b"[" * 10 + b"\n" + b'{"key":' + b"[" * 200_000 + b"\n")
+    assert read_rows(rows) == []
+
+
+def test_complaints_are_cut(tmp_path, capsys):
+    directory = write_model(tmp_path / "model")
+    (directory / "tokenizer.json").write_text(json.dumps({"version": "x" * 50_000}))
+    assert len(refusal(directory)) < 600
+    assert main(["certify", "good", *["y" * 5_000] * 3]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert len(told) < 1_100
+
+
+def test_a_budget_holds():
+    """A query that takes a minute: when time is up, what is proven by then."""
+    model = buffet.load()
+    region = LpBall(model.embed("a gripping , moving film"), [[1], [2], [3], [4], [5]], 2)
+    begin = time.perf_counter()
+    found = buffet.radius(model, region, "buffet", budget=5.0, attack=False)
+    assert time.perf_counter() - begin < 5.0 + 8.0  # the grace is for a busy machine
+    assert all(0 <= task.certified < 1.1 for task in found.tasks)  # attacks succeed beyond
+
+
+def test_memory_is_kept():
+    """Tasks that would take hundreds of megabytes together stay near a limit of some."""
+    model = buffet.load()
+    x = model.embed("a gripping , moving film with a warm and funny story and a great cast")
+    region = LpBall(x, [[word] for word in range(1, len(x) - 1)], 2)
+    verify(model, region.select([0]), 0.01, "lse", falsify=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    verify(model, region, 0.01, "lse", falsify=False, engine=Engine(memory=64 << 20))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 << 10  # KiB
