@@ -60,9 +60,8 @@ def run() -> int:
         )
         print(f"{name:12} {shown}")
     findings = sum(count for (_, outcome), count in counts.items() if outcome == "FINDING")
-    print(
-        f"{given.inputs:,} inputs from seed {given.seed}, {findings} findings, {time.monotonic() - begin:.0f} s"
-    )
+    seconds = time.monotonic() - begin
+    print(f"{given.inputs:,} inputs from seed {given.seed}, {findings} findings, {seconds:.0f} s")
     return 1 if findings else 0
 
 

