@@ -72,6 +72,14 @@ def test_a_row_that_is_nested_too_deeply_is_a_torn_end(tmp_path):
     assert read_rows(rows) == []
 
 
+def test_a_huge_token_id_allocates_nothing(tmp_path):
+    directory = write_model(tmp_path / "model")
+    content = json.loads((directory / "tokenizer.json").read_text())
+    content["model"]["vocab"]["good"] = 2**32 - 1
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    assert "has the token id 4294967295" in refusal(directory)
+
+
 def test_complaints_are_cut(tmp_path, capsys):
     directory = write_model(tmp_path / "model")
     (directory / "tokenizer.json").write_text(json.dumps({"version": "x" * 50_000}))

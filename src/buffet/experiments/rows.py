@@ -30,7 +30,7 @@ START = b'{"key":"'
 class Row(BaseModel):
     """What is known about one task. Numbers are exact; infinity (no attack found) is None."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False)
 
     key: str
     status: Literal["ok", "failed", "timeout"]

@@ -14,6 +14,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 from buffet.errors import BuffetError
 from buffet.loading.config import one_line
 
+MOST_IDS = 10_000_000
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 # Splits the words people type into the words of a treebank ("It's slow." -> it 's slow .) and leaves text
@@ -54,6 +55,9 @@ class Tokenizer:
     @classmethod
     def of(cls, inner: tokenizers.Tokenizer) -> Tokenizer:
         """Wrap a tokenizer of the `tokenizers` library, with truncation and padding switched off."""
+        largest = max(inner.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= MOST_IDS:  # the library counts up to it when it writes
+            raise BuffetError(f"has the token id {largest}; ids must be below {MOST_IDS}")
         inner = tokenizers.Tokenizer.from_str(inner.to_str())
         inner.no_truncation()
         inner.no_padding()
@@ -92,7 +96,7 @@ class Tokenizer:
     @property
     def size(self) -> int:
         """One more than the largest id."""
-        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 Result = TypeVar("Result")

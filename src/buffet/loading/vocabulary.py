@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from buffet.errors import BuffetError
+from buffet.loading.config import show
 from buffet.loading.families import read_json
 from buffet.loading.tokenizer import Tokenizer, guarded
 
@@ -120,7 +121,7 @@ def _with_special(
     first, last = settings["cls_token"], settings["sep_token"]
     for token in (first, last):
         if tokenizer.token_to_id(token) is None:
-            raise BuffetError(f"{path}: has no entry {token!r}, the token around every sentence")
+            raise BuffetError(f"{path}: has no entry {show(token)}, the token around every sentence")
     extra = path.parent / "added_tokens.json"
     if extra.is_file() and (new := [t for t in read_json(extra) if tokenizer.token_to_id(t) is None]):
         raise BuffetError(f"{extra}: adds {new[0]!r}; save the tokenizer as tokenizer.json to have it read")
