@@ -106,10 +106,8 @@ def bound_nodes(
                 sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
             sharp = sharper[index] & box if box else sharper[index]
             bounds.boxes[index] = settle(index, sharp) if settle else sharp
-            # Looked at once a layer.
-            if may_end and isinstance(node.op, Scores):
-                if not bool((bounds.boxes[index].widest(bounds.clean[index]) < limit).any()):
-                    break
+            if may_end and isinstance(node.op, Scores) and bounds.hopeless(index, limit):
+                break
     return bounds
 
 

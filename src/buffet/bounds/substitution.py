@@ -135,6 +135,10 @@ class Bounds:
     def clean(self) -> list[Tensor]:
         return self.scene.clean
 
+    def hopeless(self, index: int, limit: float) -> bool:
+        """Whether no task has a box of this node that is narrower than `limit`, relatively."""
+        return not bool((self.boxes[index].widest(self.clean[index]) < limit).any())
+
     def relaxed(self, relax: Relax, dtype: torch.dtype, upto: int | None = None) -> Bounds:
         """The same boxes with the pieces (of nodes up to `upto`) made anew, possibly in another precision.
 

@@ -82,9 +82,7 @@ def _read(name: str, directory: Path, tokenizer: object) -> Model:
         model = _assemble(name, images, stored, str(directory), None)
     else:
         architecture = read_architecture(directory / "config.json")
-        model = _assemble(
-            name, architecture, open_weights(directory), str(directory), tokenizer or directory
-        )
+        model = _assemble(name, architecture, open_weights(directory), str(directory), tokenizer or directory)
     return replace(model, directory=directory)
 
 
