@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 SENTENCE ?= A gripping and moving film.
 BENCH ?=
 
-.PHONY: install demo test lint format docs bench soundness clean
-.PHONY: install demo test lint format bench soundness fuzz clean
+.PHONY: install demo test lint format docs bench soundness fuzz clean
 
 install: $(VENV)/.installed
 

@@ -224,6 +224,8 @@ def bound_margins(
     """
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
+    if not scene.tame:
+        engine = replace(engine, dtype=torch.float64)
     width, tokens = region.width, region.center.shape[0]
     size = torch.finfo(engine.dtype).bits // 8
     # Largest tensors of one task: forms of a token × widest matrix in all inputs, two dozen alive at once.

@@ -106,7 +106,7 @@ def bound_nodes(
                 sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
             sharp = sharper[index] & box if box else sharper[index]
             bounds.boxes[index] = settle(index, sharp) if settle else sharp
-            if may_end and isinstance(node.op, Scores) and bounds.hopeless(index, limit):
+            if may_end and bounds.hopeless(index, limit):
                 break
     return bounds
 
@@ -129,8 +129,8 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
     else:
         precise = bounds.precise()
         lower = precise.margin(stops_at(precise, root, propagation))
-        if root in bounds.boxes:
-            lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
+    if root in bounds.boxes:
+        lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     limit = _widest(bounds.dtype)
     needed = needed_boxes(bounds.scene.program)
     if needed and not bool((torch.stack([bounds.boxes[i].widest() for i in needed]) < limit).all()):
@@ -149,8 +149,9 @@ def needed_boxes(program: Program) -> frozenset[int]:
 
 
 def boxed_nodes(program: Program) -> frozenset[int]:
-    """Nodes whose interval arithmetic is of use: read by a nonlinearity, or by a node that is."""
+    """Nodes whose interval arithmetic is of use: margins, what nonlinearities read, and what those read."""
     read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
+    read.add(len(program.nodes) - 1)
     return frozenset(read | {i for index in read for i in program.nodes[index].inputs})
 
 

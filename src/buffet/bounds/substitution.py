@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,11 +19,15 @@ from torch import Tensor
 
 from buffet.bounds.intervals import Box
 from buffet.bounds.linear import Form, Piece, Rows, exact_piece
-from buffet.program import Affine, Input, Mix, Node, Pool, Program, Scores, Softmax
+from buffet.program import Add, Affine, Center, Input, Mix, Node, Pool, Program, Scores, Softmax
 from buffet.regions import Region
 
 ROUNDING = 16
 """Every concretised bound is widened by this many units of rounding, relative to its size."""
+
+
+HUGE, CANCELLING = 1e4, 16.0
+"""Scores beyond this, or a common part so many times larger than the rest, are for double precision."""
 
 
 class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
@@ -95,6 +100,26 @@ class Scene:
     clean: list[Tensor]
     _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
 
+    @cached_property
+    def tame(self) -> bool:
+        """Whether single precision can carry the sums over this network.
+
+        Not if scores are huge, or a LayerNorm takes off a common part much larger than what it leaves: the
+        allowance for rounding is relative to a result, and such sums nearly cancel.
+        """
+        nodes = self.program.nodes
+        summed = {i for n in nodes if isinstance(n.op, Add | Center) for i in n.inputs}
+        for index, (node, value) in enumerate(zip(nodes, self.clean, strict=True)):
+            if isinstance(node.op, Scores) and not bool(value.abs().max() < HUGE):
+                return False
+            if isinstance(node.op, Center):
+                before = self.clean[node.inputs[0]]
+                if not bool(before.abs().max() <= CANCELLING * value.abs().max()):
+                    return False
+            if index in summed and isinstance(node.op, Affine) and node.op.common > CANCELLING:
+                return False
+        return True
+
     def exact(self, dtype: torch.dtype) -> list[Piece | None]:
         """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
         if dtype not in self._exact:
@@ -137,7 +162,10 @@ class Bounds:
 
     def hopeless(self, index: int, limit: float) -> bool:
         """Whether no task has a box of this node that is narrower than `limit`, relatively."""
-        return not bool((self.boxes[index].widest(self.clean[index]) < limit).any())
+        box = self.boxes[index]
+        if bool((box.upper - box.lower).max() < limit):  # as almost always
+            return False
+        return not bool((box.widest(self.clean[index]) < limit).any())
 
     def relaxed(self, relax: Relax, dtype: torch.dtype, upto: int | None = None) -> Bounds:
         """The same boxes with the pieces (of nodes up to `upto`) made anew, possibly in another precision.
