@@ -192,7 +192,7 @@ def prove(
         bounds = bound_nodes(
             scene, region, base, propagation, dtype=torch.float64, sharpen=sharpen, settle=proof.settle
         )
-        if propagation.keeps == "boxes":
+        if propagation.keeps == "boxes" or root not in bounds.pieces:  # boxes only, or a walk that has ended
             proof.margins = margins(bounds, propagation)[0]
             return proof
         _plan(proof, bounds, method)
@@ -203,7 +203,8 @@ def prove(
         for shares in ([{}, *final] if propagation.margin == "input" else final) if not end_to_end else []:
             own = Recorder(Relaxer(method.product, shares))
             fresh = bounds.relaxed(own, torch.float64)
-            last.append(((scene.clean[root] + fresh.margin(fresh.locals))[0], own))
+            lower = torch.maximum(fresh.margin(fresh.locals), bounds.boxes[root].lower.squeeze(1))
+            last.append(((scene.clean[root] + lower)[0], own))
         proof.margins, chosen = max(last, key=lambda found: float(found[0].min().nan_to_num(-math.inf)))
     stops = sorted(bounds.forms) if chosen is None else []
     proof.derive(bounds, [root], stops, proof.keep(chosen.chosen) if chosen else 0, False)

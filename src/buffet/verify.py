@@ -53,6 +53,10 @@ class Engine:
     memory: int = 2 << 30  # bytes the forms may take together
     chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
 
+    def fit(self, scene: Scene) -> Engine:
+        """The engine for a scene: in double precision where single precision cannot carry its sums."""
+        return self if scene.tame else replace(self, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -224,8 +228,7 @@ def bound_margins(
     """
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
-    if not scene.tame:
-        engine = replace(engine, dtype=torch.float64)
+    engine = engine.fit(scene)
     width, tokens = region.width, region.center.shape[0]
     size = torch.finfo(engine.dtype).bits // 8
     # Largest tensors of one task: forms of a token × widest matrix in all inputs, two dozen alive at once.

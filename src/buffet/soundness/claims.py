@@ -133,7 +133,7 @@ def check_inside(
 
 def _walk(scene: Scene, case: Case, method: Method, engine: Engine, relaxer: Relaxer) -> Bounds:
     with torch.no_grad():
-        return bound_nodes(scene, case.inner, relaxer, method.describe(), dtype=engine.dtype)
+        return bound_nodes(scene, case.inner, relaxer, method.describe(), dtype=engine.fit(scene).dtype)
 
 
 def _random_shares(bounds: Bounds, seed: int) -> dict[int, Shares]:
@@ -144,7 +144,8 @@ def _random_shares(bounds: Bounds, seed: int) -> dict[int, Shares]:
         return (2 * torch.rand(share.shape, generator=generator, dtype=share.dtype) - 0.5).clamp(0, 1)
 
     with torch.no_grad():
-        known = initial_shares(bounds, "zero", products_only=False)
+        # A hopeless walk ends early.
+        known = initial_shares(bounds, "zero", products_only=False, upto=max(bounds.pieces))
     return {index: {key: draw(share) for key, share in node.items()} for index, node in known.items()}
 
 
