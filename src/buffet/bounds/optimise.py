@@ -254,7 +254,7 @@ class Tuning:
     """
 
     rows: int = 24  # sampled, over all tokens
-    steps: int = 8  # most of what can be gained is gained by then
+    steps: int = 10  # most of what can be gained is gained by then
     again: int = 3  # steps from shares learned at another ε
     near: float = 0.1  # no steps at all within this relative distance
     rate: float = 0.15  # of Adam
