@@ -223,8 +223,13 @@ class Bounds:
                 continue
             rows = pending.pop(index)
             if index in stops:
-                part, bias = stops[index].compose(rows)
+                stop = stops[index]
+                part, bias = stop.compose(rows)
                 coefs = part if coefs is None else coefs.add_(part)
+                if isinstance(stop, Form) and self.unit > torch.finfo(self.dtype).eps:
+                    # The sums are precise, but the form is not: it errs by units of its largest entries.
+                    errors = self._errors(stop)
+                    bias = (0 if bias is None else bias) - rows.like(rows.coefs.abs()).contract(errors)
             else:
                 parts, bias = self.pieces[index].pull(rows)
                 # A piece need not use all its inputs: softmax only looks at the differences of its scores.
@@ -244,7 +249,16 @@ class Bounds:
         least = self.region.minimise(form)
         constant = constant.double()
         size = constant.abs() + self.region.spread(form, least)
+        # A row that nearly cancels is small, but its rounding errors are as large as those of the other rows
+        # of its token. What cannot move at all is exactly 0.
+        size = torch.where(size > 0, size.amax(-1, keepdim=True), 0.0)
         return torch.sub(constant + least, size, alpha=ROUNDING * self.unit)
+
+    def _errors(self, form: Form) -> Float[Tensor, "tasks tokens features"]:
+        """How far the values of a form kept in single precision may be off."""
+        box = self.box_of_form(form)
+        size = torch.maximum(box.lower.abs(), box.upper.abs())
+        return ROUNDING * self.unit * torch.where(size > 0, size.amax(-1, keepdim=True), 0.0)
 
     def least_sums(
         self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
