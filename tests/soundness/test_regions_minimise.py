@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from buffet.regions import Box, CandidateSet, LpBall, Region
@@ -161,6 +161,7 @@ def test_contains_counts_changed_words() -> None:
 
 
 @given(problems)
+@example(Problem(seed=0, kind=1.5, moved=1, width=1, sizes=[0.0], scale=1e150, budget=None))
 @settings(max_examples=100, deadline=None)
 def test_sums_of_pairs_are_minimised_like_any_form(problem: Problem) -> None:
     region, form, generator = problem.build()

@@ -178,13 +178,15 @@ class LpBall(Region):
     def minimise_sums(
         self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
     ) -> Float[Tensor, "tasks groups i j"]:
-        a, b = (v.unflatten(-1, (self.moved.shape[1], self.width)).transpose(2, 3) for v in (a, b))
+        scale = torch.maximum(a.abs().amax(), b.abs().amax())  # no power of what is left overflows
+        scale = torch.where((scale > 0) & scale.isfinite(), scale, 1)
+        a, b = (v.div(scale).unflatten(-1, (self.moved.shape[1], self.width)).transpose(2, 3) for v in (a, b))
         if self.p == 2:  # ‖a + b‖² = ‖a‖² + 2a·b + ‖b‖²
             square = 2 * (a @ b.mT) + a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
             norms = square.clamp_min(0).sqrt()
         else:
             norms = torch.cdist(a, -b, self.q)
-        return self._outer(a.dtype)[:, None, None, None] * norms.sum(2)
+        return self._outer(a.dtype)[:, None, None, None] * norms.sum(2) * scale
 
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
         return least.abs()  # by symmetry
