@@ -90,6 +90,16 @@ def test_complaints_are_cut(tmp_path, capsys):
     assert len(told) < 1_100
 
 
+def test_an_endless_name_is_not_repeated(tmp_path):
+    write_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    names = {"weight_map": {"a": "x" * 20_000}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(names))
+    with pytest.raises(BuffetError, match=r"only \.safetensors and \.bin files") as caught:
+        load(tmp_path)
+    assert len(str(caught.value)) <= 1000
+
+
 def test_a_budget_holds():
     """A query that takes a minute: when time is up, what is proven by then."""
     model = buffet.load()
