@@ -203,7 +203,9 @@ def prove(
         for shares in ([{}, *final] if propagation.margin == "input" else final) if not end_to_end else []:
             own = Recorder(Relaxer(method.product, shares))
             fresh = bounds.relaxed(own, torch.float64)
-            lower = torch.maximum(fresh.margin(fresh.locals), bounds.boxes[root].lower.squeeze(1))
+            lower = fresh.margin(fresh.locals)
+            if root in bounds.boxes:
+                lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
             last.append(((scene.clean[root] + lower)[0], own))
         proof.margins, chosen = max(last, key=lambda found: float(found[0].min().nan_to_num(-math.inf)))
     stops = sorted(bounds.forms) if chosen is None else []

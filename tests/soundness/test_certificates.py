@@ -85,6 +85,14 @@ def test_certificates_of_every_kind_of_network_and_region(place: int, tmp_path: 
         holds(model, region, checked(model, region, buffet.METHODS[name]))
 
 
+def test_margins_that_no_box_is_known_of(tmp_path: Path) -> None:
+    """With mean pooling the classifier reads no bounded node."""
+    changes = {"layer_norm": "no_var", "pooling": "mean", "num_hidden_layers": 1}
+    model = buffet.load(write_variant(tmp_path / "model", changes, 1))
+    region = buffet.LpBall(model.embed(TEXT), [2], 2, 1e-3)
+    holds(model, region, checked(model, region, buffet.METHODS["backward"]))
+
+
 def test_learned_choices_are_used_where_they_are_needed(tmp_path: Path) -> None:
     """At a size where only the learned proof holds, the certificate is that proof."""
     model = buffet.load(write_variant(tmp_path / "model", PLAIN, 1))
