@@ -1,0 +1,277 @@
+"""Answers a request of `buffet certify`: the options, checked, to a report."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from buffet.attack import AttackSettings
+from buffet.certificate import write_certificate
+from buffet.cli.options import (
+    parse_label,
+    parse_words,
+)
+from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
+from buffet.loading.images import pixel_box
+from buffet.methods import METHODS, Method, method_named
+from buffet.regions import LpBall, Region
+from buffet.report import (
+    CertifyReport,
+    ModelInfo,
+    Query,
+    TaskResult,
+    Token,
+    Versions,
+    together,
+    write_atomically,
+)
+from buffet.search import radius
+from buffet.tracing import MarginTrace
+from buffet.verify import Engine, bound_margins, clean_answer, verify
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options, checked; nothing here depends on the model yet."""
+
+    text: str
+    model: str
+    words: str
+    special: bool
+    norm: float
+    eps: float | None
+    method: str
+    parts: Mapping[str, str | int | float | None]  # replaced parts of the method
+    search: str
+    budget: float | None
+    trace: Path | None
+    label: str | None
+    attack: bool
+    seed: int
+    memory: int
+    device: str
+
+    @property
+    def chosen(self) -> Method:
+        return method_named(self.method, **self.parts)
+
+    def command(self) -> str:
+        """The command line that asks for the same, without what is default anyway."""
+        given: dict[str, object] = {
+            "--model": None if self.model == DEFAULT else self.model,
+            "--words": None if self.words == "all" else self.words,
+            "--norm": None if self.norm == 2 else f"{self.norm!r}",
+            "--eps": None if self.eps is None else repr(self.eps),
+            "--method": self.method,
+            **{f"--{name}": value for name, value in self.parts.items()},
+            "--search": None if self.search == "secant" or self.eps is not None else self.search,
+            "--budget": self.budget,
+            "--label": self.label,
+            "--seed": self.seed or None,
+            "--device": None if self.device == "cpu" else self.device,
+        }
+        flags = ["--special"] * self.special + ["--no-attack"] * (not self.attack)
+        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+        # A text that starts like an option must come after "--".
+        text = ["--", self.text] if self.text.startswith("-") else [self.text]
+        return shlex.join(["buffet", "certify", *options, *flags, *text])
+
+
+def run(request: Request, progress: Progress) -> CertifyReport:
+    """Answer the request; the same request gives the same numbers, up to the split over threads."""
+    model = load(request.model).to(torch.device(request.device))
+    encoding = model.encode(request.text)
+    tasks = parse_words(request.words, encoding, special=request.special)
+    x = model.embed(request.text)
+    logits = model.program64.evaluate(x.double())
+    regions = [LpBall(x, group, request.norm) for group in _by_size(tasks)]
+    label, clean = clean_answer(model, regions[0], parse_label(request.label, model.labels))
+    answer = _radii if request.eps is None else _verdicts
+    results, evaluations, seconds, attack_seconds = [], 0, 0.0, 0.0
+    for done, region in enumerate(regions):
+
+        def report(share: float, done: int = done) -> None:
+            progress((done + share) / len(regions))
+
+        part = answer(model, encoding, region, request, label, report)
+        results += part.tasks
+        evaluations, seconds = evaluations + part.evaluations, seconds + part.seconds
+        attack_seconds += part.attack_seconds
+    order = {task: place for place, task in enumerate(tasks)}
+    results.sort(key=lambda task: order[task.words])
+    attacked = [task.attacked for task in results if task.attacked is not None]
+    return CertifyReport(
+        text=request.text,
+        tokens=tuple(
+            Token(index=i, token=token, special=special, unknown=unknown)
+            for i, (token, special, unknown) in enumerate(
+                zip(encoding.tokens, encoding.special, encoding.unknown, strict=True)
+            )
+        ),
+        model=ModelInfo(
+            name=model.name,
+            labels=model.labels,
+            layers=model.config.num_hidden_layers,
+            width=model.config.hidden_size,
+        ),
+        query=_query(request, label),
+        answer=int(logits.argmax()),
+        logits=tuple(logits.tolist()),
+        clean_margin=clean,
+        verdict=together([task.verdict for task in results]),
+        certified=min(task.certified for task in results),
+        attacked=min(attacked, default=None),
+        tasks=tuple(results),
+        evaluations=evaluations,
+        seconds=seconds,
+        attack_seconds=attack_seconds if request.eps is None else None,
+        command=request.command(),
+        versions=Versions.current(),
+    )
+
+
+def certify_to(path: Path, request: Request, report: CertifyReport) -> None:
+    """The proofs of all tasks of a report that is certified."""
+    model = load(request.model)
+    x = model.embed(request.text)
+    groups = _by_size([task.words for task in report.tasks])
+    regions = [LpBall(x, group, request.norm, request.eps) for group in groups]
+    write_certificate(path, model, regions, request.chosen, report.query.label)
+
+
+def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """The tasks in groups that move equally many rows: a region takes only such."""
+    groups: dict[int, list[tuple[int, ...]]] = {}
+    for task in tasks:
+        groups.setdefault(len(task), []).append(task)
+    return list(groups.values())
+
+
+def _query(request: Request, label: int) -> Query:
+    method = request.chosen
+    return Query(
+        norm="inf" if math.isinf(request.norm) else request.norm,
+        eps=request.eps,
+        method=request.method,
+        propagation=method.propagation,
+        product=method.product,
+        softmax=method.softmax,
+        optimise=method.optimise,
+        steps=None if method.optimise == "none" else method.steps,
+        rate=None if method.optimise == "none" else method.rate,
+        start=None if method.optimise == "none" else method.start,
+        window=method.window,
+        search=request.search if request.eps is None else None,
+        budget=request.budget,
+        label=label,
+        attack=request.attack,
+        seed=request.seed,
+        threads=torch.get_num_threads(),
+        memory=request.memory,
+        device=request.device,
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    tasks: list[TaskResult]
+    evaluations: int
+    seconds: float
+    attack_seconds: float = 0.0
+
+
+def _radii(
+    model: Model, encoding: Encoding, region: LpBall, request: Request, label: int, progress: Progress
+) -> _Part:
+    """Certified and attacked radius of every task."""
+    found = radius(
+        model,
+        region,
+        request.chosen,
+        label=label,
+        search=request.search,
+        attack=request.attack,
+        budget=request.budget,
+        seed=request.seed,
+        engine=Engine(memory=request.memory),
+        progress=progress,
+    )
+    tasks = [
+        TaskResult(
+            words=task.words,
+            tokens=tuple(encoding.tokens[i] for i in task.words),
+            verdict="certified"
+            if task.certified > 0
+            else "falsified"
+            if found.clean_margin < 0
+            else "unknown",
+            certified=task.certified,
+            attacked=_finite(task.attacked),
+            margin=_finite(task.margin),
+            margins=None,
+            counterexample=None,
+            evaluations=task.evaluations,
+        )
+        for task in found.tasks
+    ]
+    return _Part(tasks, found.evaluations, found.seconds, found.attack_seconds)
+
+
+def _verdicts(
+    model: Model, encoding: Encoding, region: LpBall, request: Request, label: int, progress: Progress
+) -> _Part:
+    """The verdict of every task at the given ε."""
+    assert request.eps is not None
+    engine = Engine(memory=request.memory)
+    told = None
+    if request.trace:
+        plain = bound_margins(model, region.with_eps(request.eps), METHODS["baseline"], label, engine)
+        names = ["+".join(f"{i} {encoding.tokens[i]}" for i in words) for words in region.moved.tolist()]
+        told = MarginTrace(names, plain.amin(-1).tolist())
+    moves: Region = region.with_eps(request.eps)
+    if isinstance(model, ImageModel) and math.isinf(region.p):
+        moves = pixel_box(region.center, region.moved, request.eps)
+    found = verify(
+        model,
+        moves,
+        None,
+        request.chosen,
+        label=label,
+        falsify=AttackSettings(seed=request.seed) if request.attack else False,
+        budget=request.budget,
+        trace=told,
+        seed=request.seed,
+        engine=engine,
+    )
+    if request.trace and told:
+        write_atomically(request.trace, told.render(request.trace))
+    progress(1.0)
+    others = [name for i, name in enumerate(model.labels) if i != label]
+    tasks = []
+    for t, words in enumerate(map(tuple, region.moved.tolist())):
+        verdict, margins, point = found.verdicts[t], found.margins[t].tolist(), found.counterexamples[t]
+        tasks.append(
+            TaskResult(
+                words=words,
+                tokens=tuple(encoding.tokens[i] for i in words),
+                verdict=verdict,
+                certified=request.eps if verdict == "certified" else 0.0,
+                attacked=request.eps if verdict == "falsified" else None,
+                margin=_finite(float(found.margins[t].min())),
+                margins={name: _finite(m) for name, m in zip(others, margins, strict=True)},
+                counterexample=None if point is None else point[list(words)].tolist(),
+                evaluations=1,
+            )
+        )
+    return _Part(tasks, 1, found.seconds)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
