@@ -263,20 +263,20 @@ class Tuning:
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
-        shares = initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
+        memory, target = self.control.memory, nodes[0]
+        known = memory.shares_of(bounds.region, target) if memory else None
+        shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
         count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[:count]
-        memory, target = self.control.memory, nodes[0]
-        known = memory.shares_of(bounds.region, target) if memory else None
         steps = self.steps
         if memory and known:
             moved = memory.moved(bounds, target)
             near = moved < self.near
-            shares, steps = known, 0 if near else self.steps // 2 if math.isinf(moved) else self.again
+            steps = 0 if near else self.steps // 2 if math.isinf(moved) else self.again
         adam = Adam(shares, self.rate)
         for _ in range(steps):
             if self.control.expired:
