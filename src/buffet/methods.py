@@ -14,8 +14,10 @@ from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer, initial_shares
 from buffet.bounds.intervals import Box
+from buffet.bounds.lagrangian import Lagrangian
 from buffet.bounds.optimise import MODES, NEAR, PLANS, STARTS, Control, Learning, Tuning, follow, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
+from buffet.bounds.sheet import Gradient, Shares, Sheet
 from buffet.bounds.softmax import SOFTMAXES, decompose, with_differences
 from buffet.bounds.substitution import Bounds, OutOfTime, Scene
 from buffet.errors import BuffetError
@@ -102,8 +104,13 @@ class Method:
                 deadline=deadline,
             )
 
-        def end_to_end(relaxer: Relaxer, deadline: float | None = control.deadline) -> Tensor:
-            return margins(walk(relaxer, deadline), propagation)
+        def end_to_end(shares: Mapping[int, Shares], deadline: float | None = control.deadline) -> Tensor:
+            return margins(walk(Relaxer(learned=shares), deadline), propagation)
+
+        def evaluate(sheet: Sheet) -> tuple[Tensor, Gradient]:
+            with torch.enable_grad():
+                found = end_to_end(sheet.shares)
+            return found.detach(), lambda weights: sheet.gradient(found, weights)
 
         plain = self.optimise == "none" or propagation.keeps == "boxes"
         try:
@@ -111,7 +118,7 @@ class Method:
             with torch.no_grad() if self.optimise == "tuned" else torch.inference_mode():
                 known = control.memory.shares_of(region, root, within=NEAR) if control.memory else None
                 if known and self.optimise == "all":
-                    return end_to_end(Relaxer(learned=known))
+                    return end_to_end(known)
                 bounds = walk(Relaxer(self.product))
                 found = margins(bounds, propagation)
         except OutOfTime:
@@ -124,8 +131,8 @@ class Method:
         try:
             with torch.no_grad():
                 if self.optimise == "all":
-                    shares = learn(bounds, end_to_end, learning, products_only=True, control=control)
-                    better = end_to_end(Relaxer(learned=shares), deadline=None)
+                    shares = learn(bounds, evaluate, learning, products_only=True, control=control)
+                    better = end_to_end(shares, deadline=None)
                 else:
                     better = _final(bounds, learning, control)
         except OutOfTime:
@@ -194,12 +201,13 @@ def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
     boxes = {i: Box(box.lower.clone(), box.upper.clone()) for i, box in bounds.boxes.items()}
     bounds = replace(bounds, boxes=boxes, deadline=None)
 
-    def evaluate(relaxer: Relaxer, dtype: torch.dtype = torch.float32) -> Tensor:
-        fresh = bounds.relaxed(relaxer, dtype)
-        return clean + fresh.margin(fresh.locals)
+    lagrangian = Lagrangian.over(bounds)
 
-    shares = learn(bounds, evaluate, learning, products_only=False, control=control)
-    return evaluate(Relaxer(learned=shares), torch.float64)
+    shares = learn(
+        bounds, lagrangian.margins, learning, products_only=False, control=control, dtype=lagrangian.dtype
+    )
+    exact = bounds.relaxed(Relaxer(learned=shares), torch.float64)
+    return clean + exact.margin(exact.locals)
 
 
 METHODS: Mapping[str, Method] = {

@@ -12,6 +12,7 @@ from buffet.bounds.choices import Relaxer, initial_shares
 from buffet.bounds.optimise import Adam, Control, Learning, Memory, learn
 from buffet.bounds.products import rule
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
+from buffet.bounds.sheet import Gradient, Sheet
 from buffet.errors import BuffetError
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
@@ -126,12 +127,12 @@ def test_shares_are_sound_wherever_they_are():
 
 
 def test_adam_finds_the_minimum_in_the_cube():
-    shares = {0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}}
+    sheet = Sheet({0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}})
     target = torch.tensor([0.2, 0.7, 5.0], dtype=torch.float64)
-    adam = Adam(shares, 0.05)
+    adam = Adam(sheet, 0.05)
     for _ in range(200):
-        adam.descend(((shares[0]["lower"] - target) ** 2).sum())
-    assert shares[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)
+        adam.descend(sheet.gradient(((sheet.shares[0]["lower"] - target) ** 2).sum()))
+    assert sheet.shares[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)
 
 
 def test_learning_keeps_the_best_iterate_and_tells_its_trace():
@@ -139,9 +140,9 @@ def test_learning_keeps_the_best_iterate_and_tells_its_trace():
     bounds = walk(encoder(0), ball(0, 0.1))
     told = []
 
-    def evaluate(relaxer: Relaxer) -> torch.Tensor:
-        total = sum(v.sum() for s in relaxer.learned.values() for v in s.values())
-        return (-1 - total.detach() + 0 * total).expand(2, 1)
+    def evaluate(sheet: Sheet) -> tuple[torch.Tensor, Gradient]:
+        total = sheet.values.detach().sum()
+        return (-1 - total).expand(2, 1), lambda weights: -torch.ones_like(sheet.values)
 
     control = Control(trace=lambda step, margin: told.append((step, margin.tolist())))
     shares = learn(bounds, evaluate, Learning(steps=3), products_only=True, control=control)

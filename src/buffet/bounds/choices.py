@@ -16,16 +16,12 @@ from torch import Tensor
 
 from buffet.bounds.linear import Form, LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes, rule
-from buffet.bounds.relaxations import Side, default_slopes, relax, slope_range
+from buffet.bounds.relaxations import SIDES, Side, default_slopes, relax, slope_range
+from buffet.bounds.sheet import Shares
 from buffet.bounds.softmax import better_bound, softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.program import Apply, Bilinear, Node, Softmax
 from buffet.regions import LpBall
-
-Shares = dict[str, Tensor]
-"""The learned shares of one node: ``lower``, ``upper``, or of a softmax ``point``, ``mixture``, ``shift``."""
-
-SIDES: tuple[Side, Side] = ("lower", "upper")
 
 PRODUCTS: Mapping[str, float | None] = {"zero": 0.0, "dual": 1.0, "middle": 0.5, "rule": None}
 """How the plane of a product is chosen: one α for all, or by the range of the fused ReLU's input."""

@@ -15,16 +15,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, initial_shares
+from buffet.bounds.choices import PRODUCTS, Relaxer, initial_shares
 from buffet.bounds.intervals import Box
+from buffet.bounds.sheet import Gradient, Shares, Sheet
 from buffet.bounds.substitution import Bounds, OutOfTime, Stop
 from buffet.regions import LpBall, Region
 
 MODES = ("none", "final", "all", "tuned")
 STARTS = (*PRODUCTS, "random", "best")
 
-Evaluate = Callable[[Relaxer], Float[Tensor, "tasks others"]]
-"""The margins under a relaxation, differentiable in its learned shares."""
+Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
+"""The margins under the relaxation with these shares, and how to get their gradient."""
 
 
 class Memory:
@@ -136,6 +137,7 @@ def learn(
     *,
     products_only: bool,
     control: Control,
+    dtype: torch.dtype = torch.float64,
 ) -> dict[int, Shares]:
     """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, shares clamped to [0, 1].
 
@@ -150,38 +152,36 @@ def learn(
         candidates = (
             [known] if known else [initial_shares(bounds, s, products_only=products_only) for s in starts]
         )
-    best = _Best()
-    if len(candidates) > 1:
-        with torch.no_grad():
-            for shares in candidates:
-                best.offer(shares, _smallest(evaluate(Relaxer(learned=shares))))
-    leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in (best.shares or candidates[0]).items()}
-    adam = Adam(leaves, learning.rate)
-    for number in range(learning.steps if adam.leaves else 0):
+        sheets = [Sheet(shares, dtype) for shares in candidates]
+        best = _Best(sheets[0].values)
+        if len(sheets) > 1:
+            for sheet in sheets:
+                best.offer(sheet.values, evaluate(sheet)[0].amin(-1))
+        sheet = sheets[0]
+        sheet.values.copy_(best.values)
+    adam = Adam(sheet, learning.rate)
+    for number in range(learning.steps if sheet.values.numel() else 0):
         if control.expired:
             break
         try:
-            with torch.enable_grad():
-                margin = _smallest(evaluate(Relaxer(learned=leaves)))
-                loss = torch.nn.functional.softplus(-margin).sum()
+            margins, gradient = evaluate(sheet)
         except OutOfTime:
             break
+        margin, other = margins.min(-1, keepdim=True)
         if control.trace:
-            control.trace(number, margin.detach())
-        best.offer(leaves, margin.detach())
+            control.trace(number, margin.squeeze(-1))
+        best.offer(sheet.values.detach(), margin.squeeze(-1))
         if number == learning.steps - 1 or (learning.stop and best.proven):
             break
-        adam.descend(loss, 1 - number / learning.steps if learning.decay else 1.0)
-    found = best.shares or candidates[0]
+        # the derivative of softplus(−margin)
+        weights = torch.zeros_like(margins).scatter_(-1, other, -torch.sigmoid(-margin))
+        adam.descend(gradient(weights), 1 - number / learning.steps if learning.decay else 1.0)
+    found = sheet.reading(best.values.double())
     if memory and (learning.steps or not known):
         memory.keep(bounds.region, root, found)
     if control.learned is not None:
         control.learned[root] = found
     return found
-
-
-def _smallest(margins: Tensor) -> Tensor:
-    return margins.amin(-1)
 
 
 def follow(
@@ -201,19 +201,19 @@ def follow(
         eps: where to start, about the largest ε proven so far.
         clean: the margin at ε = 0.
     """
-    leaves = {i: {k: v.clone() for k, v in s.items()} for i, s in shares.items()}
-    adam = Adam(leaves, learning.rate)
+    sheet = Sheet(shares)
+    adam = Adam(sheet, learning.rate)
     for number in range(learning.steps):
         try:
             with torch.enable_grad():
-                margin = _smallest(evaluate(Relaxer(learned=leaves), eps))
+                margin = evaluate(Relaxer(learned=sheet.shares), eps).amin(-1)
                 loss = torch.nn.functional.softplus(-margin).sum()
         except OutOfTime:
             break
-        adam.descend(loss, 1 - number / learning.steps)
+        adam.descend(sheet.gradient(loss), 1 - number / learning.steps)
         step = (margin.detach() / (STEEPNESS * clean)).clamp(-LARGEST_FALL, LARGEST_RISE)
         eps = eps * (1 + step.nan_to_num(nan=-LARGEST_FALL))
-    return {i: {k: v.detach() for k, v in s.items()} for i, s in leaves.items()}, eps
+    return sheet.reading(sheet.values.detach()), eps
 
 
 STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
@@ -221,29 +221,20 @@ STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
 
 
 class _Best:
-    """For every task the shares that had the largest margin so far."""
+    """For every task the values that had the largest margin so far."""
 
-    def __init__(self) -> None:
-        self.shares: dict[int, Shares] = {}
-        self._margin: Tensor | None = None
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.detach().clone()
+        self._margin = values.new_full((len(values),), -torch.inf, dtype=torch.float64)
 
     @property
     def proven(self) -> bool:
-        return self._margin is not None and bool((self._margin > 0).all())
+        return bool((self._margin > 0).all())
 
-    def offer(self, shares: Mapping[int, Shares], margin: Tensor) -> None:
-        margin = margin.nan_to_num(nan=-torch.inf)
-        if self._margin is None:
-            self.shares = {i: {k: v.detach().clone() for k, v in s.items()} for i, s in shares.items()}
-            self._margin = margin
-            return
-        better = margin > self._margin
-
-        def pick(new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(better.reshape(-1, *[1] * (new.ndim - 1)), new.detach(), old)
-
-        self.shares = {i: {k: pick(v, self.shares[i][k]) for k, v in s.items()} for i, s in shares.items()}
-        self._margin = torch.where(better, margin, self._margin)
+    def offer(self, values: Tensor, margin: Tensor) -> None:
+        better = margin > self._margin  # not for NaN
+        torch.where(better[:, None], values, self.values, out=self.values)
+        torch.where(better, margin, self._margin, out=self._margin)
 
 
 @dataclass(frozen=True)
@@ -277,19 +268,20 @@ class Tuning:
             moved = memory.moved(bounds, target)
             near = moved < self.near
             steps = 0 if near else self.steps // 2 if math.isinf(moved) else self.again
-        adam = Adam(shares, self.rate)
+        sheet = Sheet(shares)
+        adam = Adam(sheet, self.rate)
         for _ in range(steps):
             if self.control.expired:
                 break
             with torch.enable_grad():
-                tuned = bounds.relaxed(Relaxer(learned=shares), bounds.dtype, upto=root)
+                tuned = bounds.relaxed(Relaxer(learned=sheet.shares), bounds.dtype, upto=root)
                 lower = [
                     tuned.concretise(*tuned.substitute(start, rows, tuned.locals))
                     for start, rows in tuned.unit_rows(nodes, tuned.locals, sample)
                 ]
                 loss = -torch.cat(lower, -1).mean((1, 2)).sum()
-            adam.descend(loss)
-        learned = {i: {k: v.detach() for k, v in s.items()} for i, s in shares.items()}
+            adam.descend(sheet.gradient(loss))
+        learned = sheet.reading(sheet.values.detach())
         self.carried.update(learned)
         if memory and steps:
             memory.keep(bounds.region, target, learned)
@@ -305,22 +297,18 @@ class Adam:
     PyTorch's own costs seconds of imports at its first use, which is more than most bounds take.
     """
 
-    def __init__(self, shares: Mapping[int, Shares], rate: float) -> None:
-        self.leaves = [share.requires_grad_() for node in shares.values() for share in node.values()]
-        self.rate = rate
-        self._moments = [(torch.zeros_like(leaf), torch.zeros_like(leaf)) for leaf in self.leaves]
+    def __init__(self, sheet: Sheet, rate: float) -> None:
+        self.sheet, self.rate = sheet, rate
+        self._first, self._second = (torch.zeros_like(sheet.values, requires_grad=False) for _ in range(2))
         self._steps = 0
 
-    def descend(self, loss: Tensor, share: float = 1.0) -> None:
-        """One step (or a `share` of it) down the gradient of `loss`; a NaN entry does not move."""
-        grads = torch.autograd.grad(loss, self.leaves, allow_unused=True)
+    def descend(self, gradient: Float[Tensor, "tasks numbers"], share: float = 1.0) -> None:
+        """One step (or a `share` of it) down a gradient; where it is NaN, nothing moves."""
         self._steps += 1
         with torch.no_grad():
-            for leaf, grad, (first, second) in zip(self.leaves, grads, self._moments, strict=True):
-                if grad is None:
-                    continue
-                grad = grad.nan_to_num(0.0, 0.0, 0.0)
-                first.lerp_(grad, 0.1)
-                second.lerp_(grad * grad, 0.001)
-                size = (second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
-                leaf.addcdiv_(first, size, value=-self.rate * share / (1 - 0.9**self._steps)).clamp_(0, 1)
+            gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
+            self._first.lerp_(gradient, 0.1)
+            self._second.lerp_(gradient.square_(), 0.001)
+            size = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
+            reach = -self.rate * share / (1 - 0.9**self._steps)
+            self.sheet.values.addcdiv_(self._first, size, value=reach).clamp_(0, 1)

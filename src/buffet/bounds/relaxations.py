@@ -22,6 +22,7 @@ from torch import Tensor
 from buffet.bounds.functions import FUNCTIONS, Function
 
 Side = Literal["lower", "upper"]
+SIDES: tuple[Side, Side] = ("lower", "upper")
 
 _EPS = torch.finfo(torch.float64).eps
 _TINY = torch.finfo(torch.float64).tiny  # what an underflow may lose

@@ -120,7 +120,7 @@ def softmax_piece(
         mixture: weight of L_ER against L_LSE, 0 to 1; by default the one that is larger at the tangent point.
         shift: what is taken off the coefficients of the weights, as `SoftmaxPiece` says.
     """
-    s, low, high = _scores(op, clean, scores)
+    s, low, high = scores_of(op, clean, scores)
     touch = low.unsqueeze(-2) + point * (high - low).unsqueeze(-2)
     touch = touch.expand(*low.shape, low.shape[-1])  # tasks, queries, heads, outputs, keys
     differences = difference_range(s, low, high, direct)
@@ -150,14 +150,7 @@ def softmax_piece(
 
 def _above(differences: tuple[Tensor, Tensor], touch: Tensor) -> tuple[Tensor, Tensor]:
     """Slopes and constant (in absolute scores) of the tangent of U_LSE at `touch`."""
-    # p_j = 1 / Σ_k e^{x_k − x_j}; logarithms are never taken of a number that may have underflowed.
-    log_low, log_high = -differences[1].logsumexp(-1), -differences[0].logsumexp(-1)
-    p_low, p_high = log_low.exp(), log_high.exp()
-    spread = log_high - log_low
-    narrow = spread < 1e-9
-    chord = torch.where(narrow, p_high, (p_high - p_low) / torch.where(narrow, 1.0, spread))
-    # e^y ≤ chord·y + c for y in [log p̲, log p̄]: exp is convex, so the worst y is an end.
-    c = torch.maximum(p_low - chord * log_low, p_high - chord * log_high)
+    chord, c = log_chord(differences)
     at = touch.log_softmax(-1)  # outputs, keys
     value = at.diagonal(dim1=-2, dim2=-1)
     slope = torch.eye(touch.shape[-1], dtype=touch.dtype, device=touch.device) - at.exp()
@@ -165,17 +158,29 @@ def _above(differences: tuple[Tensor, Tensor], touch: Tensor) -> tuple[Tensor, T
     return chord.unsqueeze(-1) * slope, chord * constant + c
 
 
+def log_chord(differences: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Slope and constant of the chord of exp over ``[log p̲_j, log p̄_j]``."""
+    # p_j = 1 / Σ_k e^{x_k − x_j}; logarithms are never taken of a number that may have underflowed.
+    log_low, log_high = -differences[1].logsumexp(-1), -differences[0].logsumexp(-1)
+    p_low, p_high = log_low.exp(), log_high.exp()
+    spread = log_high - log_low
+    narrow = spread < 1e-9
+    chord = torch.where(narrow, p_high, (p_high - p_low) / torch.where(narrow, 1.0, spread))
+    # e^y ≤ chord·y + c for y in [log p̲, log p̄]: exp is convex, so the worst y is an end.
+    return chord, torch.maximum(p_low - chord * log_low, p_high - chord * log_high)
+
+
 def better_bound(
     op: Softmax, clean: Float[Tensor, "tokens features"], scores: Box, direct: Box | None = None
 ) -> Float[Tensor, "tasks tokens heads keys"]:
     """The mixture that takes the larger one of L_ER (1) and L_LSE (0) in the middle of the box."""
-    s, low, high = _scores(op, clean, scores)
+    s, low, high = scores_of(op, clean, scores)
     middle = (0.5 * (low + high)).unsqueeze(-2).expand(*low.shape, low.shape[-1])
     (er, _), (lse, _) = _lower_bounds(low, high, difference_range(s, low, high, direct), middle)
     return (er >= lse).to(er.dtype)
 
 
-def _scores(op: Softmax, clean: Tensor, scores: Box) -> tuple[Tensor, Tensor, Tensor]:
+def scores_of(op: Softmax, clean: Tensor, scores: Box) -> tuple[Tensor, Tensor, Tensor]:
     """Clean scores by head and the ends of their ranges, shifted so that large ones do not cancel."""
     s = clean[None].unflatten(-1, (op.heads, -1))
     s = s - s.amax(-1, keepdim=True)  # softmax does not change
@@ -227,7 +232,12 @@ def _lower_bounds(
 
 def _chord_at(low: Tensor, high: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Value at `x` and slope of the chord of exp over ``[low, high]``; that of a point is its tangent."""
+    slope = chord_slope(low, high)
+    return low.exp() + slope * (x - low), slope
+
+
+def chord_slope(low: Tensor, high: Tensor) -> Tensor:
+    """The slope of the chord of exp over ``[low, high]``."""
     width = high - low
     wide = width > 0
-    slope = low.exp() * torch.where(wide, torch.expm1(width) / torch.where(wide, width, 1.0), 1.0)
-    return low.exp() + slope * (x - low), slope
+    return low.exp() * torch.where(wide, torch.expm1(width) / torch.where(wide, width, 1.0), 1.0)

@@ -82,6 +82,10 @@ class Region(ABC):
     def extreme(self, form: Delta) -> Delta:
         """A δ of the region that attains the minimum of ``Σ_d form_d·δ_d``."""
 
+    def lowest(self, form: Delta) -> Delta:
+        """The δ that attains the minimum, up to rounding."""
+        return self.extreme(form)
+
     @abstractmethod
     def project(self, delta: Delta) -> Delta:
         """A δ of the region near `delta`; a δ already inside comes back unchanged."""
@@ -198,14 +202,21 @@ class LpBall(Region):
     def extreme(self, form: Delta) -> Delta:
         # ‖·‖_q does not change its direction of steepest growth when the form is scaled.
         scale = form.abs().amax(-1, keepdim=True)
-        a = form / torch.where(scale > 0, scale, 1)
-        if self.p == 1:
-            corner = torch.nn.functional.one_hot(a.abs().argmax(-1), self.width)
-            direction = corner * a.sign()
-        else:
-            direction = a.sign() * a.abs() ** (self.q - 1)
-            direction = direction / lp_norm(direction, self.p, -1, keepdim=True).clamp(min=1)
+        direction = self._steepest(form / torch.where(scale > 0, scale, 1))
         return self._shrink(-rounded(self._sizes(), form.dtype, up=False)[:, None, None] * direction)
+
+    def lowest(self, form: Delta) -> Delta:
+        if self.p not in (1, 2, math.inf):
+            return self.extreme(form)  # powers of the form as it is might underflow
+        return self._outer(form.dtype)[:, None, None] * self._steepest(form)
+
+    def _steepest(self, form: Tensor) -> Tensor:
+        """Where in the unit ball a form is largest."""
+        if self.p == 1:
+            corner = torch.nn.functional.one_hot(form.abs().argmax(-1), self.width)
+            return corner * form.sign()
+        direction = form if self.p == 2 else form.sign() * form.abs() ** (self.q - 1)
+        return torch.nn.functional.normalize(direction, self.p, -1, torch.finfo(form.dtype).tiny)
 
     def project(self, delta: Delta) -> Delta:
         """For p = 1, 2 and ∞ the nearest point in L2; for another p the row scaled back onto the ball."""

@@ -1,0 +1,290 @@
+"""Operations over fixed boxes as links of a `lagrangian`: multipliers go back, values come forth.
+
+A link takes the multipliers of its output to those of its inputs, through the line (or plane) that their sign
+selects, and then the values of its inputs to that of its output, through the same line. The value of a line
+depends on its share, and the product of multiplier and derivative is the gradient of the whole bound.
+
+All that depends on a box alone is made once. Multipliers and values are ``[tasks, rows, tokens, features]``,
+in single precision; lines are made in float64, as differences of nearly equal numbers. There is no allowance
+for rounding: links help to choose shares, and prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from buffet.bounds.functions import FUNCTIONS, Function
+from buffet.bounds.intervals import Box, as_terms
+from buffet.bounds.relaxations import SIDES, Side, relax, slope_range
+from buffet.bounds.sheet import Shares
+from buffet.program import Add, Affine, Apply, Bilinear, Center, Diagonal, Offset, Op, Pool
+
+State = tuple[Any, ...]
+
+
+class Link:
+    """One operation. What `pull` and `push` find out on the way is handed on to the next call."""
+
+    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
+        """The multipliers of the inputs."""
+        raise NotImplementedError
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        """The value of the output from those of the inputs."""
+        raise NotImplementedError
+
+    def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
+        """The derivative of ``Σ weights · bound`` by every share; `weights` are ``[tasks, rows, 1, 1]``."""
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class LinearLink(Link):
+    """A linear operation and its transpose."""
+
+    forth: Callable[..., Tensor]
+    back: Callable[[Tensor], tuple[Tensor, ...]]
+
+    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
+        return self.back(multipliers), ()
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        return self.forth(*values), ()
+
+
+def linear_link(op: Op, tokens: int, dtype: torch.dtype, like: Tensor) -> Link:
+    """The link of a linear operation on that many tokens."""
+    match op:
+        case Affine():
+            weight = op.weight.to(dtype)
+            return LinearLink(lambda x: x @ weight.mT, lambda m: (m @ weight,))
+        case Diagonal():
+            scale = op.weight.to(dtype)
+            return LinearLink(lambda x: x * scale, lambda m: (m * scale,))
+        case Center():
+            return LinearLink(
+                lambda x: x - x.mean(-1, keepdim=True), lambda m: (m - m.mean(-1, keepdim=True),)
+            )
+        case Offset():
+            return LinearLink(lambda x: x, lambda m: (m,))
+        case Add():
+            return LinearLink(torch.add, lambda m: (m, m))
+        case Pool(kind="first"):
+            return LinearLink(lambda x: x, lambda m: (m,))  # token 0 is all that is read
+        case Pool():
+            share = op.weights(tokens, None, like).to(dtype)[:, None]
+            return LinearLink(lambda x: (share * x).sum(-2, keepdim=True), lambda m: (share * m,))
+    raise NotImplementedError(type(op).__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class LinesLink(Link):
+    """An elementwise function between its lines; a share is a slope between the least and the largest."""
+
+    function: Function
+    center: Tensor  # all are [tasks, 1, tokens, features]
+    low: Tensor
+    high: Tensor
+    at_center: Tensor
+    ranges: Mapping[Side, tuple[Tensor, Tensor]]  # least slope, and how much there is above it
+    default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept where there is no share
+
+    @staticmethod
+    def over(op: Apply, clean: Tensor, box: Box, dtype: torch.dtype) -> LinesLink:
+        f = FUNCTIONS[op.function]
+        where = op.function, clean, box.lower, box.upper
+        lines = relax(*where)
+        ranges = {}
+        for side in SIDES:
+            least, most = slope_range(*where, side)
+            ranges[side] = least.unsqueeze(1), (most - least).unsqueeze(1)
+        low, high = (clean + end for end in (box.lower, box.upper))
+        return LinesLink(
+            function=f,
+            center=clean[None, None],
+            low=f.admit(low).unsqueeze(1),
+            high=high.unsqueeze(1),
+            at_center=f.value(clean)[None, None],
+            ranges=ranges,
+            default={
+                "lower": (_row(lines.lower_slope, dtype), _row(lines.lower_intercept, dtype)),
+                "upper": (_row(lines.upper_slope, dtype), _row(lines.upper_intercept, dtype)),
+            },
+        )
+
+    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
+        slopes, intercepts, runs = zip(
+            *(
+                self._line(side, shares[side], multipliers.dtype)
+                if side in shares
+                else (*self.default[side], None)
+                for side in SIDES
+            ),
+            strict=True,
+        )
+        above = multipliers < 0
+        slope = torch.where(above, slopes[1], slopes[0])
+        intercept = torch.where(above, intercepts[1], intercepts[0])
+        return (multipliers * slope,), (multipliers, slope, intercept, *runs)
+
+    def _line(self, side: Side, share: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Slope and intercept, and how far from the centre the line touches: minus the intercept's
+        derivative."""
+        least, room = self.ranges[side]
+        slope = torch.addcmul(least, room, share.double().unsqueeze(1))
+        touch = self._touch(side, slope)
+        run = touch - self.center
+        intercept = torch.addcmul(self.function.value(touch) - self.at_center, slope, run, value=-1)
+        return slope.to(dtype), intercept.to(dtype), run.to(dtype)
+
+    def _touch(self, side: Side, slope: Tensor) -> Tensor:
+        """Where in the box ``f(x) − slope·x`` is smallest (lower line) or largest."""
+        f = self.function
+        points = (f.near_minima or f.minima) if side == "lower" else (f.near_maxima or f.maxima)
+        # A useful slope touches at such a point, or at the end of the box next to it (or at both, if there
+        # is none: the chord).
+        x, *others = (torch.fmin(torch.fmax(x, self.low), self.high) for x in points(slope))
+        for y in others:
+            gap = f.value(y) - f.value(x) - slope * (y - x)
+            x = torch.where(gap < 0 if side == "lower" else gap > 0, y, x)
+        return x
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        _, slope, intercept, *_ = state
+        return torch.addcmul(intercept, slope, values[0]), (*state, values[0])
+
+    def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
+        multipliers, _, _, *runs, value = state
+        found: dict[str, Tensor] = {}
+        for side, run, part in zip(SIDES, runs, (multipliers.clamp_min, multipliers.clamp_max), strict=True):
+            if run is not None:
+                found[side] = over_rows(weights * part(0) * (value - run)) * self.ranges[side][1].squeeze(1)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class PlanesLink(Link):
+    """A sum of products, each between two planes per side; a share is α between them.
+
+    At deviations a, b of the factors the planes of a term are ``P + α·D``: below ``P = L1``, ``D = L2 − L1``,
+    above ``P = U1``, ``D = U2 − U1``. The first axis is the side, the last ones are the terms'.
+    """
+
+    a: _Axes
+    b: _Axes
+    out: _Axes
+    x: Tensor  # coefficient of a in P
+    x_step: Tensor  # and in D
+    y: Tensor  # that of b, on both sides
+    y_step: Tensor
+    constant: Tensor
+    constant_step: Tensor
+
+    @staticmethod
+    def over(op: Bilinear, clean: tuple[Tensor, Tensor], x: Box, y: Box, dtype: torch.dtype) -> PlanesLink:
+        def ends(value: Tensor, box: Box, axes: str) -> tuple[Tensor, ...]:
+            parts = (value.expand_as(box.lower), box.lower, box.upper)
+            return tuple(as_terms(op, v, axes).unsqueeze(1) for v in parts)
+
+        x_clean, x_low, x_high = ends(clean[0], x, op.x)
+        y_clean, y_low, y_high = ends(clean[1], y, op.y)
+        first, second = torch.stack([y_low, y_high]), torch.stack([y_high, y_low])
+        constant = x_low * first
+
+        def cast(value: Tensor) -> Tensor:
+            return (op.scale * value).to(dtype)
+
+        shapes = {
+            c: n
+            for axes, v in ((op.x, clean[0]), (op.y, clean[1]))
+            for c, n in zip(axes, op.split(v, axes).shape, strict=True)
+        }
+        return PlanesLink(
+            a=_Axes.of(op, op.x, shapes),
+            b=_Axes.of(op, op.y, shapes),
+            out=_Axes.of(op, op.out, shapes),
+            x=cast(y_clean + first),
+            x_step=cast(second - first),
+            y=cast(x_clean + x_low),
+            y_step=cast(x_high - x_low),
+            constant=cast(-constant),
+            constant_step=cast(constant - x_high * second),
+        )
+
+    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
+        alpha = torch.stack([shares[side] for side in SIDES]).unsqueeze(2)
+        whole = self.out.terms(multipliers)
+        parts = torch.stack([whole.clamp_min(0), whole.clamp_max(0)])
+        to_a, to_b = torch.addcmul(self.x, alpha, self.x_step), torch.addcmul(self.y, alpha, self.y_step)
+        pulled = self.a.summed(parts * to_a, sides=True), self.b.summed(parts * to_b, sides=True)
+        return pulled, (multipliers, parts, alpha)
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        multipliers, parts, alpha = state
+        a, b = self.a.terms(values[0]), self.b.terms(values[1])
+        step = torch.addcmul(torch.addcmul(self.constant_step, self.x_step, a), self.y_step, b)
+        plane = torch.addcmul(torch.addcmul(self.constant, self.x, a), self.y, b)
+        below, above = self.out.summed(torch.addcmul(plane, alpha, step))
+        return torch.where(multipliers < 0, above, below), (parts, step)
+
+    def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
+        parts, step = state
+        weighted = parts * weights.reshape(*weights.shape[:2], *[1] * (parts.ndim - 3))
+        below, above = over_rows(weighted * step, 2)
+        return {"lower": below, "upper": above}
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """How a factor or the output of a product lies in its terms: views, made out once."""
+
+    split: tuple[int, ...]  # its axes after tasks and rows,
+    order: tuple[int, ...] | None  # the order in which the terms have them,
+    spread: tuple[int, ...]  # and all axes of the terms, of size 1 where it has none
+    gone: tuple[int, ...]  # from the end, axes of the terms that it does not have
+    back: tuple[int, ...] | None  # from the order of the terms to its own
+
+    @staticmethod
+    def of(op: Bilinear, axes: str, sizes: Mapping[str, int]) -> _Axes:
+        kept = [c for c in op.terms if c in axes]
+        order, back = [axes.index(c) for c in kept], [kept.index(c) for c in axes]
+        straight = order == sorted(order)
+        return _Axes(
+            split=tuple(sizes[c] for c in axes),
+            order=None if straight else tuple(order),
+            spread=tuple(sizes[c] if c in axes else 1 for c in op.terms),
+            gone=tuple(place - len(op.terms) for place, c in enumerate(op.terms) if c not in axes),
+            back=None if straight else tuple(back),
+        )
+
+    def terms(self, value: Tensor) -> Tensor:
+        """``[tasks, rows, tokens, features]`` over the axes of the terms."""
+        lead = value.shape[:2]
+        if self.order is None:
+            return value.reshape(*lead, *self.spread)
+        value = value.reshape(*lead, *self.split).permute(0, 1, *(2 + place for place in self.order))
+        return value.reshape(*lead, *self.spread)
+
+    def summed(self, terms: Tensor, sides: bool = False) -> Tensor:
+        """The sum over all other axes of ``[sides, tasks, rows, *terms]``, as its value; possibly of both
+        sides."""
+        gone = (0, *self.gone) if sides else self.gone
+        total = terms.sum(gone) if gone else terms
+        if self.back is not None:
+            lead = total.ndim - len(self.back)
+            total = total.permute(*range(lead), *(lead + place for place in self.back))
+        return total.flatten(total.ndim - len(self.split) + 1)
+
+
+def _row(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype).unsqueeze(1)
+
+
+def over_rows(value: Tensor, axis: int = 1) -> Tensor:
+    """The sum over the rows."""
+    return value.squeeze(axis) if value.shape[axis] == 1 else value.sum(axis)

@@ -1,0 +1,192 @@
+"""Softmax, bounded as a whole (`softmax.softmax_piece`), as a link of a Lagrangian.
+
+The bounds are tangents of a function g at a point t of the box, ``g(t) + ∇g(t)·(x − t)``, so the value at x
+changes with t by ``∇²g(t)·(x − t)``. With x and t deviations of the scores and w = x − t, per output j:
+
+    U_LSE   g = chord·log p_j + c, p = softmax(t)      −chord · p_k (w_k − p·w)
+    L_LSE   g = e^{t_j} / S, S = Σ C_k(t_k), q = C'/S  g [(δ_jk − q_k)(w_j − q·w) + q_k q·w]
+    L_ER    g = 1 / (1 + Σ_{k≠j} C_jk(t_k − t_j))      2g³ C'_k Σ C'w    (by the differences)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from buffet.bounds.intervals import Box, difference_range
+from buffet.bounds.links import Link, State, over_rows
+from buffet.bounds.sheet import Shares
+from buffet.bounds.softmax import chord_slope, log_chord, scores_of
+from buffet.program import Softmax
+
+
+@dataclass(frozen=True, eq=False)
+class _Tangents:
+    """The tangents at a point t, as slopes ``[..., outputs, keys]`` and constants, with what made them."""
+
+    t: Tensor
+    p: Tensor
+    upper: Tensor
+    upper_constant: Tensor
+    lse: Tensor
+    q: Tensor
+    lse_slope: Tensor
+    er: Tensor
+    inside: Tensor  # differences of t, kept in their ranges,
+    free: Tensor  # and where that changes nothing
+    er_slope: Tensor  # by the differences
+    mixture: Tensor
+    lower: Tensor
+    lower_constant: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxLink(Link):
+    """Attention weights between tangents of all scores of their query.
+
+    Shares are the points where they touch, the mixture of the two lower bounds, and the constant that Σp = 1
+    allows to take off the multipliers. All tensors are float64, ``[tasks, 1, tokens, heads, keys]``, and
+    ``[..., outputs, keys]`` where they depend on the output too; ranges are those of deviations.
+    """
+
+    heads: int
+    scores: Tensor
+    peak: Tensor
+    weights: Tensor  # the clean ones
+    low: Tensor
+    width: Tensor
+    above: tuple[Tensor, Tensor]  # the chord of exp over the range of log p: slope and constant
+    below: tuple[Tensor, Tensor]  # chords of exp over the scores: values at their lower ends, and slopes
+    apart: tuple[Tensor, Tensor]  # ranges of the differences of the scores,
+    between: tuple[Tensor, Tensor]  # and chords over them
+
+    @staticmethod
+    def over(op: Softmax, clean: Tensor, scores: Box, direct: Box | None = None) -> SoftmaxLink:
+        s, low, high = (v.unsqueeze(1) for v in scores_of(op, clean, scores))
+        peak = high.amax(-1, keepdim=True)
+        smallest, largest = difference_range(s[:, 0], low[:, 0], high[:, 0], direct)
+        slope, start = chord_slope(smallest, largest), smallest.exp()
+        # Where a chord overflows, the bound falls back to 0, as in `softmax_piece`.
+        lost = ~((largest.exp() + slope).isfinite().all(-1, keepdim=True))
+        eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
+        between = start.masked_fill(lost, torch.inf).masked_fill(eye, 1.0), slope.masked_fill(lost | eye, 0.0)
+        clean_apart = s[:, 0].unsqueeze(-2) - s[:, 0].unsqueeze(-1)
+        return SoftmaxLink(
+            heads=op.heads,
+            scores=s,
+            peak=peak,
+            weights=s.softmax(-1),
+            low=low - s,
+            width=high - low,
+            above=tuple(v.unsqueeze(1) for v in log_chord((smallest, largest))),  # type: ignore[arg-type]
+            below=((low - peak).exp(), chord_slope(low - peak, high - peak)),
+            apart=((smallest - clean_apart).unsqueeze(1), (largest - clean_apart).unsqueeze(1)),
+            between=(between[0].unsqueeze(1), between[1].unsqueeze(1)),
+        )
+
+    def _tangents(self, point: Tensor, mixture: Tensor) -> _Tangents:
+        eye = torch.eye(self.low.shape[-1], dtype=self.low.dtype, device=self.low.device)
+        reach = point * self.width.unsqueeze(-2)
+        t = self.low.unsqueeze(-2) + reach
+        own = _diagonal(t)
+
+        log_p = (self.scores.unsqueeze(-2) + t).log_softmax(-1)
+        p = log_p.exp()
+        chord, constant = self.above
+        slope = eye - p
+        upper_constant = chord * (_diagonal(log_p) - (slope * t).sum(-1)) + constant - self.weights
+
+        start, rise = (v.unsqueeze(-2) for v in self.below)
+        total = (start + rise * reach).sum(-1)
+        lse = (self.scores + own - self.peak).exp() / total
+        q = rise / total.unsqueeze(-1)
+        lse_slope = lse.unsqueeze(-1) * (eye - q)
+
+        apart = t - own.unsqueeze(-1)
+        inside = torch.clamp(apart, *self.apart)
+        start, rise = self.between
+        er = (start + rise * (inside - self.apart[0])).sum(-1).reciprocal()
+        er_slope = (er * er).unsqueeze(-1).neg() * rise
+
+        weight = mixture.unsqueeze(-1)
+        by_scores = er_slope - er_slope.sum(-1, keepdim=True) * eye
+        value = mixture * (er - (er_slope * inside).sum(-1)) + (1 - mixture) * (lse - (lse_slope * t).sum(-1))
+        return _Tangents(
+            t=t,
+            p=p,
+            upper=chord.unsqueeze(-1) * slope,
+            upper_constant=upper_constant,
+            lse=lse,
+            q=q,
+            lse_slope=lse_slope,
+            er=er,
+            inside=inside,
+            free=apart == inside,
+            er_slope=er_slope,
+            mixture=mixture,
+            lower=torch.lerp(lse_slope, by_scores, weight),
+            lower_constant=value - self.weights,
+        )
+
+    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
+        given = {key: share.double().unsqueeze(1) for key, share in shares.items()}
+        tangents = self._tangents(given["point"], given["mixture"])
+        whole = self._split(multipliers)
+        middle, largest, smallest = whole.median(-1, True), whole.max(-1, True), whole.min(-1, True)
+        size = largest.values - smallest.values
+        away = (given["shift"] - 0.5).to(whole.dtype).unsqueeze(-1)
+        shifted = whole - torch.addcmul(middle.values, away, size)
+
+        def chosen(below: Tensor, above: Tensor, negative: Tensor) -> Tensor:
+            return torch.where(negative, above.to(whole.dtype), below.to(whole.dtype))
+
+        negative = shifted < 0
+        slope = chosen(tangents.lower, tangents.upper, negative.unsqueeze(-1))
+        constant = chosen(tangents.lower_constant, tangents.upper_constant, negative)
+        pulled = (shifted.unsqueeze(-1) * slope).sum(-2).flatten(3)
+        places = middle.indices, largest.indices, smallest.indices
+        return (pulled,), (tangents, shifted, slope, constant, size, away, places)
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        tangents, shifted, slope, constant, size, away, (middle, largest, smallest) = state
+        value = self._split(values[0])
+        line = (slope * value.unsqueeze(-2)).sum(-1) + constant
+        total = line.sum(-1, keepdim=True)
+        moved = away * total
+        line = line.scatter_add(-1, middle, -total).scatter_add(-1, largest, -moved)
+        return line.scatter_add(-1, smallest, moved).flatten(3), (tangents, shifted, size, total, value)
+
+    def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
+        tangents, shifted, size, total, value = state
+        x = value.double().unsqueeze(-2)
+        weights = weights.double().unsqueeze(-1)
+        below, above = (weights * part.double() for part in (shifted.clamp_min(0), shifted.clamp_max(0)))
+        w = x - tangents.t
+        p, q, mixture = tangents.p, tangents.q, tangents.mixture
+        pw, qw = ((v * w).sum(-1, keepdim=True) for v in (p, q))
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+
+        found = (above * self.above[0]).unsqueeze(-1) * p * (pw - w)
+        lse = (below * (1 - mixture) * tangents.lse).unsqueeze(-1)
+        found = found + lse * ((eye - q) * (_diagonal(w).unsqueeze(-1) - qw) + q * qw)
+        away = x - value.double().unsqueeze(-1) - tangents.inside
+        tilt = (tangents.er_slope * away).sum(-1)
+        # 2g³ C' Σ C'w, as the slopes are −g² C'; by the differences, that of t_k and of −t_j
+        er = (-2 * below * mixture * tangents.er * tilt).unsqueeze(-1) * self.between[1] * tangents.free
+        found = found + er - er.sum(-1, keepdim=True) * eye
+
+        touched = tangents.er + tilt - tangents.lse - (tangents.lse_slope * w).sum(-1)
+        return {
+            "point": over_rows(found * self.width.unsqueeze(-2)),
+            "mixture": over_rows(below * touched),
+            "shift": over_rows(-weights.squeeze(-1) * (size * total).squeeze(-1).double()),
+        }
+
+    def _split(self, value: Tensor) -> Tensor:
+        return value.unflatten(-1, (self.heads, -1))
+
+
+def _diagonal(value: Tensor) -> Tensor:
+    return value.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,114 @@
+"""The margin as a function of the shares: the same as by substitution, and so is its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from buffet.bounds.choices import Relaxer, initial_shares
+from buffet.bounds.lagrangian import Lagrangian
+from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
+from buffet.bounds.sheet import Sheet
+from buffet.bounds.substitution import Bounds
+from buffet.loading.config import ModelConfig
+from buffet.methods import method_named
+from buffet.random_models import random_model
+from buffet.regions import Box, CandidateSet, LpBall, Region
+
+TOKENS, WIDTH = 4, 8
+
+
+def rows(*shape: int, seed: int = 7) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+X = rows(TOKENS, WIDTH)
+REGIONS: dict[str, Region] = {
+    "L1": LpBall(X, [[1], [2]], 1, [0.1, 0.3]),
+    "L2": LpBall(X, [[1], [2]], 2, [0.02, 0.1]),
+    "L3": LpBall(X, [[0, 3]], 3, 0.05),
+    "Linf": LpBall(X, [[1, 2], [0, 3]], "inf", 0.01),
+    "box": Box(X, X - 0.02, X + 0.05, [[1], [3]]),
+    "candidates": CandidateSet(X, [1, 2], [X[1] + 0.1 * rows(3, WIDTH), X[2] + 0.1 * rows(2, WIDTH)], 1),
+}
+NETWORKS: dict[str, dict[str, object]] = {
+    "relu": {"hidden_act": "relu", "layer_norm": "no_var"},
+    "gelu, mean, 3 classes": {
+        "hidden_act": "gelu",
+        "layer_norm": "no_var",
+        "pooling": "mean",
+        "num_labels": 3,
+    },
+    "gelu_new, one layer": {"hidden_act": "gelu_new", "layer_norm": "no_var", "num_hidden_layers": 1},
+    "variance": {"hidden_act": "relu", "layer_norm": "standard", "num_labels": 3},
+}
+
+
+def setting(network: str, region: Region, softmax: str) -> tuple[Bounds, Sheet]:
+    """Boxes of a network, and random shares of everything that is free over them."""
+    shape = {"vocab_size": 2, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_attention_heads": 2}
+    config = ModelConfig(**{**shape, "num_hidden_layers": 2, **NETWORKS[network]})
+    generator = torch.Generator().manual_seed(3)
+    program = random_model(config, generator).program64
+    method = method_named("backward", softmax=softmax)
+    scene = method.scene(program, X, int(program.evaluate(X.double()).argmax()))
+    bounds = bound_nodes(scene, region, Relaxer(), PROPAGATIONS["backward"], dtype=torch.float64)
+    assert len(scene.program.nodes) - 1 in bounds.pieces
+    start = initial_shares(bounds, "zero", products_only=False)
+    drawn = {
+        i: {k: torch.rand(v.shape, generator=generator, dtype=v.dtype) for k, v in node.items()}
+        for i, node in start.items()
+    }
+    return bounds, Sheet(drawn)
+
+
+def compare(bounds: Bounds, sheet: Sheet, dtype: torch.dtype, tolerance: float) -> None:
+    exact = bounds.relaxed(Relaxer(learned=sheet.shares), torch.float64)
+    deviation = exact.margin(exact.locals)
+    weights = rows(*deviation.shape, seed=5).double()
+    right = sheet.gradient(deviation, weights)
+    margins, gradient = Lagrangian.over(bounds, dtype).margins(sheet)
+    found = gradient(weights)
+    size = deviation.detach().abs()
+    assert ((margins - bounds.clean[-1] - deviation.detach()).abs() <= tolerance * size).all()
+    assert (found - right).abs().max() <= tolerance * right.abs().max()
+
+
+@pytest.mark.parametrize("softmax", ["decomposed", "lse", "differences"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_margin_and_gradient_are_those_of_substitution(network, softmax):
+    with torch.no_grad():
+        bounds, sheet = setting(network, REGIONS["L2"], softmax)
+    # points of GELU are looked up in a table, which makes an error of 1e-4 in them
+    compare(bounds, sheet, torch.float64, 1e-4 if "gelu" in network else 1e-6)
+    compare(bounds, sheet, torch.float32, 1e-3)
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_every_region_has_its_lowest_point(region):
+    with torch.no_grad():
+        bounds, sheet = setting("relu", REGIONS[region], "decomposed")
+    compare(bounds, sheet, torch.float64, 1e-6)
+
+
+def test_what_the_margin_does_not_read_has_no_gradient():
+    """Queries of the last layer other than the first token's."""
+    with torch.no_grad():
+        bounds, sheet = setting("gelu_new, one layer", REGIONS["L2"], "decomposed")
+    lagrangian = Lagrangian.over(bounds)
+    _, gradient = lagrangian.margins(sheet)
+    found = sheet.reading(gradient(torch.ones(2, 1)))
+    assert all((part[:, 1:] == 0).all() for node in found.values() for part in node.values())
+    assert any((part[:, :1] != 0).any() for node in found.values() for part in node.values())
+
+
+def test_a_task_without_a_bound_leaves_the_others_alone():
+    with torch.no_grad():
+        bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
+        right = Lagrangian.over(bounds).margins(sheet)[0]
+        for box in bounds.boxes.values():
+            box.lower[0], box.upper[0] = torch.nan, torch.nan
+    margins, gradient = Lagrangian.over(bounds).margins(sheet)
+    assert margins[0].isnan().all()
+    assert torch.equal(margins[1], right[1])
+    assert gradient(torch.ones_like(margins))[1].isfinite().all()
