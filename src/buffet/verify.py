@@ -22,6 +22,7 @@ from buffet.bounds.optimise import Control
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
+from buffet.parallel import side_by_side
 from buffet.program import Program
 from buffet.regions import LpBall, Region
 
@@ -249,7 +250,10 @@ def bound_margins(
             scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, control=told
         )
 
-    parts = [bound(part) for part in torch.arange(region.tasks).split(step)]
+    groups = torch.arange(region.tasks).split(step)
+    # Forms fill the memory as it is; without them, groups are small and may be worked on together.
+    alone = method.describe().keeps != "none" or trace is not None
+    parts = [bound(part) for part in groups] if alone else side_by_side(bound, groups)
     margins = _plausible(torch.cat(parts), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
     if engine.dtype == torch.float32 and bool(lost.any()):

@@ -31,27 +31,28 @@ Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
 class Memory:
     """Shares that were learned for a task at one ε, to start from at the next, and for other words.
 
-    What is learned is sound at every ε and for every word, and hardly moves between neighbouring ε.
+    What is learned is sound at every ε and for every word, and hardly moves between neighbouring ε. Tasks may
+    be worked on at the same time: nothing a task gets depends on which of the others came first.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]] = {}
-        self._latest: dict[int, dict[int, Shares]] = {}
+        self._first: dict[int, dict[int, Shares]] = {}
 
     def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
         """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
         for task, (words, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
             self._known[words, root] = size, one
-            self._latest[root] = one
+            self._first.setdefault(root, one)
 
     def shares_of(self, region: Region, root: int, within: float = math.inf) -> dict[int, Shares] | None:
         """What was learned for these tasks, no further than `within` (relatively) from their present ε.
 
-        Without such a limit, tasks nothing was learned for get what was learned last.
+        Without such a limit, tasks nothing was learned for get what was learned for the first one.
         """
-        latest = (0.0, self._latest.get(root)) if math.isinf(within) else (0.0, None)
-        known = [(*self._known.get((words, root), latest), size) for words, size in _tasks(region)]
+        first = (0.0, self._first.get(root)) if math.isinf(within) else (0.0, None)
+        known = [(*self._known.get((words, root), first), size) for words, size in _tasks(region)]
         fit = [k for at, k, size in known if k and (math.isinf(within) or abs(size / at - 1) < within)]
         if not fit or len(fit) < len(known):
             return None
