@@ -31,15 +31,19 @@ from buffet.verify import (
     without_padding,
 )
 
+TOLERANCE, LEARNED_TOLERANCE = 1e-3, 1e-2
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
 CLOSE = 0.5
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 SMALL_SHARE = 0.16
-"""Radii are expected between this share of the attacked one and that itself, at first half way between."""
-CAUTION = 0.95
-"""The other words start a little below what the first one suggests."""
+"""Radii are expected between this share of the attacked one and that itself."""
+MIDDLE, BEYOND_QUICK = 0.5, 0.4
+"""How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
+CAUTION, LEARNED_CAUTION = 0.95, 0.9
+"""The other words start a little below what the first one suggests; more so where failing means learning at
+an ε that is too large."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def radius(
     start: str | None = None,
     window: int | None = None,
     search: str = "secant",
-    tolerance: float = 1e-3,
+    tolerance: float | None = None,
     largest: float = LARGEST_RADIUS,
     attack: bool = True,
     attacked: Sequence[float] | None = None,
@@ -106,8 +110,10 @@ def radius(
         region: an `LpBall`; its own size, if any, is ignored.
         mask: False for the padding rows of the sentence.
         propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
-        search: ``secant`` (safeguarded, relative `tolerance`) or ``bisection`` (doubling from 0.01 and ten
-            halvings, as in the BuFFeT paper).
+        search: ``secant`` (safeguarded) or ``bisection`` (doubling from 0.01 and ten halvings, as in the
+            BuFFeT paper).
+        tolerance: of the secant search, relative; by default 0.001, or 0.01 where the method learns its
+            boxes, which moves its margins by more than that.
         attack: also look for the upper end of the bracket.
         attacked: that upper end of every task, if it is known already.
         budget: seconds after which the best of what is proven by then is returned.
@@ -121,8 +127,6 @@ def radius(
         assert isinstance(region, LpBall)
     if search not in STRATEGIES:
         raise BuffetError(f"unknown search '{search}'; choose one of: {', '.join(STRATEGIES)}")
-    if not (0 < tolerance < 1 and 0 < largest < math.inf):
-        raise BuffetError(f"tolerance {tolerance} must lie in (0, 1) and largest {largest} be a finite ε > 0")
     chosen = method_named(
         method,
         propagation=propagation,
@@ -134,6 +138,10 @@ def radius(
         start=start,
         window=window,
     )
+    if tolerance is None:
+        tolerance = LEARNED_TOLERANCE if chosen.optimise == "tuned" else TOLERANCE
+    if not (0 < tolerance < 1 and 0 < largest < math.inf):
+        raise BuffetError(f"tolerance {tolerance} must lie in (0, 1) and largest {largest} be a finite ε > 0")
     label, clean = clean_answer(model, region, label)
     report = progress or (lambda share: None)
     begin = time.perf_counter()
@@ -162,7 +170,7 @@ def radius(
     quick = chosen.plain() if chosen.optimise == "all" else quick
     ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
     if quick:
-        driver.search(_Prover(query, quick), ranges)
+        driver.search(_Prover(query, quick), ranges, MIDDLE)
         certified = [bracket.certified for bracket in driver.brackets]
         ranges = [
             (c, high) if c > 0 else (low, high) for c, (low, high) in zip(certified, ranges, strict=True)
@@ -170,9 +178,9 @@ def radius(
     if chosen.optimise == "all":
         driver.improve(_Prover(query, chosen))
     else:
-        driver.search(_Prover(query, chosen), ranges)
+        driver.search(_Prover(query, chosen), ranges, BEYOND_QUICK if quick else MIDDLE)
     for rival in rivals if clean > 0 else ():
-        driver.challenge(_Prover(query, rival), 1 + 2 * tolerance, clean)
+        driver.challenge(_Prover(query, rival), 1 + 2 * TOLERANCE, clean)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(
@@ -235,11 +243,11 @@ class _Driver:
         self.counts = [0] * tasks
         self.calls = self.done = 0
 
-    def search(self, prove: _Prover, ranges: Sequence[tuple[float, float]]) -> None:
-        """One task goes ahead, from the middle (in logarithms) of the range where its radius is expected; the
-        others start at the place in theirs, and with the shape of the margin function, that it has found."""
+    def search(self, prove: _Prover, ranges: Sequence[tuple[float, float]], place: float) -> None:
+        """One task goes ahead, from some `place` (in logarithms) in the range where its radius is expected;
+        the others start at the place in theirs, and with the shape of the margin function, that it found."""
         first, *others = range(len(ranges))
-        place, shape = 0.5, None
+        shape = None
 
         def guess(task: int) -> float:
             low, high = ranges[task]
@@ -251,7 +259,8 @@ class _Driver:
             place = math.log(found.certified / low) / math.log(high / low)
             shape = found.curve.shape(found.certified)
         # Proven margins tell more than failed ones, and cost less where failing means learning again.
-        self.run(prove, {task: CAUTION * guess(task) for task in others}, shape)
+        caution = LEARNED_CAUTION if prove.method.optimise == "tuned" else CAUTION
+        self.run(prove, {task: caution * guess(task) for task in others}, shape)
 
     def improve(self, prove: _Prover) -> None:
         """Learn at what is proven, and search on from where that leads; again one task goes ahead."""

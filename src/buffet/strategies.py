@@ -45,17 +45,21 @@ def secant(
     In logarithms of ε and of the deficit ``(clean − margin) / clean`` margin functions are smooth, rising and
     alike for all words of a sentence: the root is where the deficit is 1. The next ε is found by inverse
     interpolation there, or from the `shape` that another search has seen; when steps do not shrink the
-    bracket enough the next one halves it.
+    bracket enough the next one halves it. Where a margin is larger than one at a smaller ε, the method has
+    learned in between, and what it failed at before may be tried again.
     Ends when the bracket's ends agree to `tolerance`, or the proven end is that close to where its margin,
     falling on as it did, reaches 0; or nothing is proven at `SMALLEST_RADIUS`, or all is at `largest`.
     """
     bracket = Bracket(0.0, clean)
     curve = Curve(clean)
     eps = min(max(guess, SMALLEST_RADIUS) if math.isfinite(guess) and guess > 0 else 0.01, largest)
-    slow = rises = falls = 0
+    slow = rises = falls = lessons = 0
     while True:
         margin = yield eps
         before = bracket
+        if margin > bracket.margin and bracket.certified > 0 and lessons < LESSONS:
+            lessons += 1
+            bracket, curve, rises = replace(bracket, failed=math.inf), Curve(clean), 0
         curve = curve.after(eps, margin)
         bracket = replace(bracket.after(eps, margin), curve=curve)
         low, high = bracket.certified, bracket.failed
@@ -64,9 +68,9 @@ def secant(
             return bracket
         root = curve.root(low, high, shape)
         if math.isinf(high):
-            # Just short of the expected root, then past it, and ever further when that was not enough.
-            aim = root * (1.02 if rises else 1 - tolerance / 2)
-            eps = min(max(aim, (1 + 0.01 * 8 ** (rises - 1)) * low), 4 * low, largest)
+            # Just short of the expected root, twice, then past it, and ever further when that was not enough.
+            aim = root * (1.02 if rises > 1 else 1 - tolerance / 2)
+            eps = min(max(aim, (1 + 0.01 * 8 ** (rises - 2)) * low), 4 * low, largest)
             rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
@@ -93,6 +97,8 @@ Shape = Callable[[float], float]
 """From the logarithm of a deficit to that of ε, relative to the root."""
 NEARLY = 0.2
 """A failed margin this near to 0, as a share of the clean one, still tells where the root is."""
+LESSONS = 3
+"""So often at most a search begins anew because the method has learned."""
 STEEPNESS = 5.0
 """The deficit grows about like this power of ε, where nothing better is known."""
 
@@ -133,11 +139,11 @@ class Curve:
         if not below or not above:
             nearest = below[::-1] or above
             x, y = nearest[0]
-            if shape:
-                return math.exp(x - shape(y))
             power = STEEPNESS
             if len(nearest) > 1:
                 power = max(1.0, (y - nearest[1][1]) / (x - nearest[1][0]))
+            elif shape:
+                return math.exp(x - shape(y))
             return math.exp(x - max(y / power, -2.0))
         (xa, ya), (xb, yb) = below[-1], above[0]
         if not ya < yb:

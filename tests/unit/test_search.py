@@ -107,6 +107,19 @@ def test_secant_needs_few_evaluations():
     assert max(counts) <= 12, counts
 
 
+def test_what_a_method_learns_gives_failures_another_chance():
+    """A method whose margins grow with every question is not held back by where it failed first."""
+    asked = 0
+
+    def margin(eps: float) -> float:
+        nonlocal asked
+        asked += 1
+        return 1 - eps / min(0.5 + 0.1 * asked, 1.0)
+
+    bracket, _ = run("secant", margin, guess=0.7)
+    assert bracket.certified > 0.99
+
+
 def test_secant_ends_even_below_the_resolution_of_numbers():
     bracket, _ = run("secant", SMOOTH["linear"][0], tolerance=1e-17)
     assert bracket.certified == pytest.approx(0.37)
@@ -321,3 +334,20 @@ def test_every_word_of_the_embedded_model_is_bracketed():
         assert task.evaluations <= 15
     assert verify(model, region, found.certified).verdict == "certified"
     assert verify(model, region, [t.attacked for t in found.tasks]).verdict != "certified"
+
+
+def test_words_side_by_side_have_the_radii_they_have_one_after_the_other():
+    """What is learned for a word does not depend on which other word came first."""
+    model, x = small_model(), sentence()
+    region = LpBall(x, [[0], [1], [2], [3]], 2)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            result = radius(model, region, "buffet", steps=5, attack=False)
+            assert torch.get_num_threads() == threads
+            found.append([task.certified for task in result.tasks])
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == pytest.approx(found[1], rel=1e-4)

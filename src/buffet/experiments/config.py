@@ -106,7 +106,7 @@ class RadiusQuestion(_Table):
     """How the largest certified size is searched for."""
 
     search: str = "secant"
-    tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    tolerance: Annotated[float, Field(gt=0, lt=1)] | None = None  # that of `buffet.radius`
 
     @field_validator("search")
     @classmethod

@@ -63,7 +63,7 @@ class Question:
     what: str  # radius | verify
     attack: bool
     search: str = "secant"
-    tolerance: float = 1e-3
+    tolerance: float | None = None
     eps: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
     of: str = ""  # the reference method of the shares
