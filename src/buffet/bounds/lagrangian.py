@@ -64,8 +64,10 @@ class Lagrangian:
     def margins(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks others"], Gradient]:
         """Lower bounds of the margins, up to rounding, and how to get their gradient."""
         values = sheet.values.detach()
+        same = values.dtype == self.dtype
         with torch.inference_mode():
-            margins, states = self._passes(self._read(sheet.reading(values.to(self.dtype))))
+            shares = sheet.current if same else sheet.reading(values.to(self.dtype))
+            margins, states = self._passes(self._read(shares))
 
         def gradient(weights: Tensor) -> Tensor:
             total = torch.zeros_like(values)
@@ -143,8 +145,7 @@ def _sources(node: Node) -> tuple[int, ...]:
 def _link(bounds: Bounds, index: int, tokens: Mapping[int, int], dtype: torch.dtype) -> Link:
     node, wanted = bounds.nodes[index], tokens[index]
     if not isinstance(node.op, Apply | Bilinear | Softmax):
-        size = tokens[node.inputs[0]]
-        return linear_link(node.op, size, dtype, bounds.clean[0])
+        return linear_link(node.op, bounds.clean[node.inputs[0]], dtype)
     clean, boxes = [], []
     for place, source in enumerate(node.inputs):
         count = reads(node.op, place, wanted, bounds.clean[source].shape[0])

@@ -57,8 +57,8 @@ class LinearLink(Link):
         return self.forth(*values), ()
 
 
-def linear_link(op: Op, tokens: int, dtype: torch.dtype, like: Tensor) -> Link:
-    """The link of a linear operation on that many tokens."""
+def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
+    """The link of a linear operation on values such as `like`."""
     match op:
         case Affine():
             weight = op.weight.to(dtype)
@@ -67,9 +67,8 @@ def linear_link(op: Op, tokens: int, dtype: torch.dtype, like: Tensor) -> Link:
             scale = op.weight.to(dtype)
             return LinearLink(lambda x: x * scale, lambda m: (m * scale,))
         case Center():
-            return LinearLink(
-                lambda x: x - x.mean(-1, keepdim=True), lambda m: (m - m.mean(-1, keepdim=True),)
-            )
+            mean = like.new_full((like.shape[-1], 1), 1 / like.shape[-1], dtype=dtype)
+            return LinearLink(lambda x: x - x @ mean, lambda m: (m - m @ mean,))
         case Offset():
             return LinearLink(lambda x: x, lambda m: (m,))
         case Add():
@@ -77,7 +76,7 @@ def linear_link(op: Op, tokens: int, dtype: torch.dtype, like: Tensor) -> Link:
         case Pool(kind="first"):
             return LinearLink(lambda x: x, lambda m: (m,))  # token 0 is all that is read
         case Pool():
-            share = op.weights(tokens, None, like).to(dtype)[:, None]
+            share = op.weights(len(like), None, like).to(dtype)[:, None]
             return LinearLink(lambda x: (share * x).sum(-2, keepdim=True), lambda m: (share * m,))
     raise NotImplementedError(type(op).__name__)
 
@@ -127,7 +126,7 @@ class LinesLink(Link):
             ),
             strict=True,
         )
-        above = multipliers < 0
+        above = multipliers.signbit()
         slope = torch.where(above, slopes[1], slopes[0])
         intercept = torch.where(above, intercepts[1], intercepts[0])
         return (multipliers * slope,), (multipliers, slope, intercept, *runs)
@@ -230,7 +229,7 @@ class PlanesLink(Link):
         step = torch.addcmul(torch.addcmul(self.constant_step, self.x_step, a), self.y_step, b)
         plane = torch.addcmul(torch.addcmul(self.constant, self.x, a), self.y, b)
         below, above = self.out.summed(torch.addcmul(plane, alpha, step))
-        return torch.where(multipliers < 0, above, below), (parts, step)
+        return torch.where(multipliers.signbit(), above, below), (parts, step)
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
         parts, step = state

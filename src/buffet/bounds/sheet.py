@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,12 @@ class Sheet:
     def shares(self) -> dict[int, Shares]:
         """The shares by node, as views of the values."""
         return self.reading(self.values)
+
+    @cached_property
+    def current(self) -> dict[int, Shares]:
+        """The same, made once and without gradients: the values only ever change in place."""
+        with torch.inference_mode(False):
+            return self.reading(self.values.detach())
 
     def reading(self, values: Float[Tensor, "tasks numbers"]) -> dict[int, Shares]:
         """The shares by node that other values (or their gradient) stand for, as views of them."""

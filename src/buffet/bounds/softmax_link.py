@@ -142,7 +142,7 @@ class SoftmaxLink(Link):
         def chosen(below: Tensor, above: Tensor, negative: Tensor) -> Tensor:
             return torch.where(negative, above.to(whole.dtype), below.to(whole.dtype))
 
-        negative = shifted < 0
+        negative = shifted.signbit()
         slope = chosen(tangents.lower, tangents.upper, negative.unsqueeze(-1))
         constant = chosen(tangents.lower_constant, tangents.upper_constant, negative)
         pulled = (shifted.unsqueeze(-1) * slope).sum(-2).flatten(3)
