@@ -79,11 +79,12 @@ class Function:
         As f falls and then rises, its minimum is at the point nearest to `valley`, its maximum at an end.
         """
         lower = self.admit(lower)
-        left, right = self.value(lower), self.value(upper)
-        left_error, right_error = self.rounding(lower, left), self.rounding(upper, right)
-        top = torch.maximum(left + left_error, right + right_error)
+        ends = torch.stack([lower, upper])
+        values = self.value(ends)
+        errors = self.rounding(ends, values)
+        top = (values + errors).amax(0)
         if math.isinf(self.valley):
-            bottom = torch.minimum(left - left_error, right - right_error)
+            bottom = (values - errors).amin(0)
         else:
             deepest = torch.minimum(lower.clamp(min=self.valley), upper)
             low = self.value(deepest)

@@ -45,10 +45,9 @@ class Box:
         """The intersection; a NaN on either side stays a NaN."""
         return Box(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
 
-    def widest(self, clean: Float[Tensor, "tokens features"] | None = None) -> Float[Tensor, "tasks"]:
-        """The largest width, possibly relative to one more than the clean values, or NaN."""
-        width = self.upper - self.lower
-        return (width if clean is None else width / (1 + clean.abs())).amax((1, 2))
+    def widest(self, clean: Float[Tensor, "tokens features"]) -> Float[Tensor, "tasks"]:
+        """The largest width relative to one more than the clean values, or NaN."""
+        return ((self.upper - self.lower) / (1 + clean.abs())).amax((1, 2))
 
 
 @singledispatch
@@ -192,8 +191,11 @@ def difference_range(s: Tensor, low: Tensor, high: Tensor, direct: Box | None) -
 
 def _outward(lower: Tensor, upper: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
     """The deviation from the clean value, rounded outward: the two may nearly cancel."""
-    slack = 4 * EPS * clean.abs()
-    return lower - clean - 4 * EPS * lower.abs() - slack, upper - clean + 4 * EPS * upper.abs() + slack
+    ends = torch.stack([lower, upper])
+    slack = ends.abs() + clean.abs()
+    slack[0].neg_()
+    ends = torch.add(ends - clean, slack, alpha=4 * EPS)
+    return ends[0], ends[1]
 
 
 def _others(

@@ -110,8 +110,10 @@ class Form:
             below = apply(lower, self.lower)
             return Form(below, below) if upper is lower else Form(below, apply(upper, self.lower))
 
+        ends = _ends(lower)
+
         def side(through: Tensor, own: Tensor, other: Tensor) -> Tensor:
-            least, largest = (end.item() for end in torch.aminmax(through.detach()))
+            least, largest = ends if through is lower else _ends(through)
             if least >= 0:  # as for exp, 1/x, and sums of weights
                 return apply(through, own)
             if largest <= 0:
@@ -130,6 +132,12 @@ class Form:
     def __add__(self, other: Form) -> Form:
         lower = self.lower + other.lower
         return Form(lower, lower if self.exact and other.exact else self.upper + other.upper)
+
+
+def _ends(value: Tensor) -> tuple[float, float]:
+    """The smallest and the largest entry."""
+    least, largest = torch.aminmax(value.detach())
+    return least.item(), largest.item()
 
 
 def _compose(form: Tensor, rows: Rows) -> Tensor:

@@ -105,8 +105,9 @@ def bound_nodes(
             if index not in sharper:
                 sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
             sharp = sharper[index] & box if box else sharper[index]
-            bounds.boxes[index] = settle(index, sharp) if settle else sharp
-            if may_end and bounds.hopeless(index, limit):
+            sharp = settle(index, sharp) if settle else sharp
+            bounds.boxes[index], bounds.widths[index] = sharp, (sharp.upper - sharp.lower).max().item()
+            if may_end and not bounds.widths[index] < limit and bounds.hopeless(index, limit):
                 break
     return bounds
 
@@ -133,7 +134,7 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     limit = _widest(bounds.dtype)
     needed = needed_boxes(bounds.scene.program)
-    if needed and not bool((torch.stack([bounds.boxes[i].widest() for i in needed]) < limit).all()):
+    if not all(bounds.widths[i] < limit for i in needed):  # as is rarely so
         widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in needed], -1)
         lower = torch.where((widths < limit).all(-1, keepdim=True), lower, torch.nan)
     return bounds.clean[root] + lower

@@ -148,6 +148,7 @@ class Bounds:
     unit: float  # of rounding, in the least precise numbers that enter
     deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
     boxes: dict[int, Box] = field(default_factory=dict)
+    widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a sharpened box, or NaN
     pieces: dict[int, Piece] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
@@ -162,10 +163,7 @@ class Bounds:
 
     def hopeless(self, index: int, limit: float) -> bool:
         """Whether no task has a box of this node that is narrower than `limit`, relatively."""
-        box = self.boxes[index]
-        if bool((box.upper - box.lower).max() < limit):  # as almost always
-            return False
-        return not bool((box.widest(self.clean[index]) < limit).any())
+        return not bool((self.boxes[index].widest(self.clean[index]) < limit).any())
 
     def relaxed(self, relax: Relax, dtype: torch.dtype, upto: int | None = None) -> Bounds:
         """The same boxes with the pieces (of nodes up to `upto`) made anew, possibly in another precision.
