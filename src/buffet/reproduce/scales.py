@@ -81,10 +81,10 @@ SCALES: Mapping[str, Scale] = {
         summary="models of width 128, sentences of 4 to 10 words",
         subjects=(
             Subject("sst-small-1", tasks=16, thorough=4, curves=3),
-            Subject("sst-small-3", tasks=16, thorough=4, curves=3, margins=4),
-            Subject("sst-small-6", tasks=3, thorough=0, curves=1),
+            Subject("sst-small-3", tasks=12, thorough=4, curves=3, margins=4),
+            Subject("sst-small-6", tasks=2, thorough=0, curves=1),
             Subject("yelp-small-1", tasks=16, thorough=4, curves=3),
-            Subject("yelp-small-3", tasks=16, thorough=4, curves=3, margins=4),
+            Subject("yelp-small-3", tasks=12, thorough=4, curves=3, margins=4),
         ),
         min_words=4,
         max_words=10,
