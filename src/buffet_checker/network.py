@@ -101,7 +101,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     for key, allowed in FIXED.items():
         if config.get(key) not in allowed:
             raise BadInputError(f"{where}: {key} {config[key]!r:.60} is not supported by the checker")
-    if config.get("hidden_act", "gelu") not in ACTIVATIONS:
+    if config.get("hidden_act", "gelu") not in list(ACTIVATIONS):  # it may be no text
         raise BadInputError(
             f"{where}: hidden_act {config['hidden_act']!r:.60} is not supported by the checker"
         )

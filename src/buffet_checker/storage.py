@@ -36,6 +36,8 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # no name of a file
+        raise BadInputError(f"{str(path)!r:.80}: cannot be read: {error}") from None
 
 
 def sha256(content: bytes) -> str:

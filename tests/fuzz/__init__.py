@@ -3,6 +3,8 @@
 `python -m fuzz` (from `tests`; `make fuzz`) runs as many inputs as one likes, in one process; the tests run
 a few.
 
-mutate     bytes, JSON and text put wrong in every way somebody has thought of
-targets    what is fuzzed, and what must hold
+mutate         bytes, JSON and text put wrong in every way somebody has thought of
+place          what is valid, and what must hold
+models, tokenizers, results, certificates, arguments      what is put wrong
+targets        all of them by name
 """

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from fuzz.targets import TARGETS, FoundError, Place, attempt
+from fuzz.place import FoundError, Place
+from fuzz.targets import TARGETS, attempt
 
 MEMORY = 8 << 30
 """Bytes of address space: what would allocate more fails at once."""

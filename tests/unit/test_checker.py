@@ -205,6 +205,12 @@ def test_what_cannot_be_judged_is_bad_input(tmp_path: Path) -> None:
         buffet_checker.check(tmp_path / "empty", directory)
     with pytest.raises(buffet_checker.BadInputError, match="no certificate"):
         buffet_checker.check(directory / "model.safetensors", directory)
+    for path in (directory, "a\0b"):
+        with pytest.raises(buffet_checker.BadInputError, match="cannot be read"):
+            buffet_checker.check(path, directory)
+    (directory / "config.json").write_text('{"hidden_act": ["relu"]}')
+    with pytest.raises(buffet_checker.BadInputError, match="hidden_act"):
+        buffet_checker.check(tmp_path / "empty", directory)
 
 
 def test_what_cannot_be_certified_is_not_written(tmp_path: Path) -> None:

@@ -9,16 +9,26 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 import buffet
+from buffet.bench import running
+from buffet.bench.cases import BenchCase
+from buffet.bench.measuring import Measurement
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.experiments import read_rows
 from buffet.loading import load
 from buffet.regions import LpBall
+from buffet.reproduce.stages import Workspace, _times
+from buffet.train import train
+from buffet.train.state import resume_file
 from buffet.verify import Engine, verify
 from checkpoints import refusal, write
-from fuzz.targets import TARGETS, Place, attempt
+from fuzz.place import Place
+from fuzz.results import interrupted, small_training
+from fuzz.targets import TARGETS, attempt
 from tiny_checkpoint import SENTENCES, write_model
 
 
@@ -98,6 +108,72 @@ def test_an_endless_name_is_not_repeated(tmp_path):
     with pytest.raises(BuffetError, match=r"only \.safetensors and \.bin files") as caught:
         load(tmp_path)
     assert len(str(caught.value)) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {"architectures": 1e-10}),
+        ("config.json", {"num_channels": 10**12}),
+        ("config.json", {"image_size": [[6], [6]]}),
+        ("config.json", {"architecture": "vit_tiny", "pretrained_cfg": [], "model_args": 3}),
+        ("preprocessor_config.json", [1, 2]),
+    ],
+)
+def test_a_hostile_image_classifier_is_refused(file, content, place):
+    valid = json.loads(place.vision[file])
+    text = json.dumps({**valid, **content} if isinstance(content, dict) else content)
+    assert refusal(place.checkpoint({file: text.encode()}, place.vision))
+
+
+def test_what_upsets_transformers_is_one_line(place, capsys):
+    """A dropout that buffet does not read, and transformers refuses."""
+    text = json.dumps({**json.loads(place.standard["config.json"]), "hidden_dropout_prob": 5.0})
+    directory = place.checkpoint({"config.json": text.encode()}, place.standard)
+    assert main(["models", "--check", str(directory)]) == 2
+    told = capsys.readouterr().err
+    assert "transformers cannot run it" in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"units": 0.0}, {"samples": []}, {"unit_seconds": "x"}])
+def test_measurements_that_are_none_are_refused(wrong):
+    numbers = Measurement(0.1, 0.1, 5.0, (4.9, 5.2), 0.02, 30.0, 10**9, 10**8, 0.5)
+    document = running.document([running.Row(BenchCase("baseline", 1), numbers)], "cpu")
+    valid = json.loads(json.dumps(document))
+    assert running.read_document(json.dumps(valid), "before.json")[0].measurement == numbers
+    valid["rows"][0]["measurement"] |= wrong
+    for text in (json.dumps(valid), "[" * 100_000, json.dumps({**valid, "rows": [{"case": 3}]})):
+        with pytest.raises(BuffetError, match=r"before\.json: no measurements"):
+            running.read_document(text, "before.json")
+
+
+def test_times_that_are_none_are_refused(tmp_path):
+    (tmp_path / "times.json").write_text('{"training": 3}')
+    with pytest.raises(BuffetError, match="remove it and run again"):
+        _times(Workspace(tmp_path, tmp_path))
+
+
+@pytest.mark.parametrize("change", ["generator", "shape", "missing", "epoch", "identity"])
+def test_a_training_run_does_not_go_on_from_something_else(change, place):
+    data = interrupted(place)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    tensors, metadata = load_tensors(data), header["__metadata__"]
+    name = next(name for name in tensors if name.startswith("exp_avg."))
+    if change == "generator":
+        tensors["generator.now"] = torch.zeros_like(tensors["generator.now"]) + 7
+    elif change == "shape":
+        tensors[name] = torch.zeros(3, 3)
+    elif change == "missing":
+        del tensors[name]
+    elif change == "epoch":
+        metadata["at"] = json.dumps({**json.loads(metadata["at"]), "epoch": 99})
+    else:
+        metadata["identity"] = "null"
+    settings = small_training(place, overwrite=True)
+    resume_file(settings.out).write_bytes(save_tensors(tensors, metadata))
+    with pytest.raises(BuffetError, match=r"cannot be continued .*--restart"):
+        train(settings)
 
 
 def test_a_budget_holds():

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
+from pydantic import TypeAdapter
+
 from buffet.errors import BuffetError
 from buffet.methods import METHODS, Method, method_named
 
@@ -159,7 +161,12 @@ def _cross() -> Iterator[tuple[int, int, int]]:
 
 def case_from(values: dict[str, object]) -> BenchCase:
     """A case that was written as JSON; keys of other versions are refused."""
-    unknown = values.keys() - {f.name for f in fields(BenchCase)}
+    unknown = dict(values).keys() - {f.name for f in fields(BenchCase)}
     if unknown:
-        raise BuffetError(f"a measurement has the unknown key {min(unknown)!r}: written by another version?")
-    return BenchCase(**values)  # type: ignore[arg-type]
+        raise BuffetError(
+            f"a measurement has the unknown key {min(unknown)!r:.60}: written by another version?"
+        )
+    return CASE.validate_python(values)
+
+
+CASE = TypeAdapter(BenchCase)

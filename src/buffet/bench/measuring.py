@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from buffet.bench.cases import BenchCase, case_from
@@ -30,6 +32,8 @@ from buffet.verify import Engine, bound_margins
 
 M_FLOPS = 2 * 1024**3
 REPETITIONS = 5
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PATIENCE = 15.0
 """Seconds of CPU time after which a case is not repeated any more."""
 
@@ -38,12 +42,12 @@ PATIENCE = 15.0
 class Measurement:
     """Medians over the repetitions; all of them in `samples`, so that noise can be told from change."""
 
-    cpu_seconds: float
-    wall_seconds: float
-    units: float  # cpu_seconds / M, the median of the samples
-    samples: tuple[float, ...]  # units of every repetition
-    unit_seconds: float  # M
-    peak_megabytes: float  # growth of the process over what it held before
+    cpu_seconds: Positive
+    wall_seconds: Positive
+    units: Positive  # cpu_seconds / M, the median of the samples
+    samples: Annotated[tuple[Positive, ...], Field(min_length=1)]  # units of every repetition
+    unit_seconds: Positive  # M
+    peak_megabytes: NonNegative  # growth of the process over what it held before
     flops: int  # of matrix products
     moved_bytes: int  # read and written by kernels
     margin: float | None  # None: no bound

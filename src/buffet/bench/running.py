@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from buffet.bench.cases import BenchCase, case_from
 from buffet.bench.measuring import Measurement
 from buffet.errors import BuffetError
@@ -21,6 +23,7 @@ FORMAT = "buffet bench 1"
 WAITING = 10
 """How many times longer than its CPU time a case may take on a busy machine."""
 TOO_LONG = "more than {:g} s"
+MEASUREMENT = TypeAdapter(Measurement)
 NO_MEMORY = ("can't allocate memory", "MemoryError", "out of memory", "Cannot allocate memory", "bad_alloc")
 
 
@@ -96,16 +99,18 @@ def read_document(text: str, where: str) -> list[Row]:
     try:
         content = json.loads(text)
         if content["format"] != FORMAT:
-            raise BuffetError(f"{where}: its format is {content['format']!r}, not {FORMAT!r}: measure again")
+            raise BuffetError(
+                f"{where}: its format is {content['format']!r:.60}, not {FORMAT!r}: measure again"
+            )
         return [
             Row(
                 case_from(row["case"]),
-                Measurement(**{**m, "samples": tuple(m["samples"])}) if (m := row["measurement"]) else None,
-                row["reason"],
+                MEASUREMENT.validate_python(m) if (m := row["measurement"]) else None,
+                None if row["reason"] is None else str(row["reason"]),
             )
             for row in content["rows"]
         ]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BuffetError(f"{where}: no measurements; give a file that 'buffet bench --json' wrote") from None
 
 

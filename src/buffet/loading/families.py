@@ -183,12 +183,19 @@ def _family(raw: Any) -> Family:
         found = f"model_type {show(model_type)}" + (f" ({kind})" if kind else "")
         raise ValueError(f"{found} is not supported; supported: {listed(FAMILIES)}")
     classes = raw.get("architectures") or []
-    if classes and not any(str(name).endswith(("ForSequenceClassification", "Model")) for name in classes):
+    if classes and not any(
+        name.endswith(("ForSequenceClassification", "Model")) for name in names_in(classes)
+    ):
         raise ValueError(
             f"architectures is {show(classes)}: only sequence classifiers are supported, "
             "such as BertForSequenceClassification"
         )
     return FAMILIES[model_type]
+
+
+def names_in(value: Any) -> list[str]:
+    """The texts in a list of a configuration; whatever is no such list has none."""
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
 
 
 def read_architecture(path: Path) -> Architecture:

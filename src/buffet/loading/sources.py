@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from buffet.errors import BuffetError
 from buffet.loading.agreement import as_float32, check_agreement
-from buffet.loading.config import ModelConfig
+from buffet.loading.config import ModelConfig, one_line
 from buffet.loading.families import Architecture, read_architecture, read_json
 from buffet.loading.hub import fetch, is_hub_id
 from buffet.loading.images import ImageModel, check_images
@@ -72,7 +72,12 @@ def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tu
     """
     name, directory = locate(source)
     model = _read(name, directory, tokenizer)
-    return model, _compare(model, _transformers(directory, model.config), str(directory))
+    try:
+        return model, _compare(model, _transformers(directory, model.config), str(directory))
+    except BuffetError:
+        raise
+    except Exception as error:  # whatever goes wrong in there
+        raise BuffetError(f"{directory}: transformers cannot run it: {one_line(error)}") from None
 
 
 def _read(name: str, directory: Path, tokenizer: object) -> Model:

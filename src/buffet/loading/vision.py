@@ -19,12 +19,13 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.loading.config import ModelConfig, Width, explain, show
-from buffet.loading.families import Architecture, Family, Rules, read_json
+from buffet.loading.families import Architecture, Family, Rules, names_in, read_json
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
 CLASS_TOKEN = "vit.embeddings.cls_token"
 POSITIONS = "vit.embeddings.position_embeddings"
 QKV = ".attention.self.qkv."
+MOST_CHANNELS = 65_536
 Channels = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
 
 
@@ -176,6 +177,8 @@ def read_image_architecture(directory: Path, shapes: Mapping[str, tuple[int, ...
     """What the configuration files of a directory say of its image classifier."""
     path, processor = directory / "config.json", directory / "preprocessor_config.json"
     pixels = read_json(processor) if processor.is_file() else {}
+    if not isinstance(pixels, dict):
+        raise BuffetError(f"{processor}: expected an object with the settings of a processor")
     known = ("image_mean", "image_std") if pixels.get("do_normalize", True) else ()
     given = {key: pixels[key] for key in known if pixels.get(key) is not None}
     return image_architecture({**given, **read_json(path)}, shapes, str(path))
@@ -198,20 +201,32 @@ def image_architecture(
 
 def _from_hugging_face(raw: Mapping[str, Any]) -> dict[str, Any]:
     classes = raw.get("architectures") or ["ViTForImageClassification"]
-    if not any(str(name).endswith("ForImageClassification") for name in classes):
+    if not any(name.endswith("ForImageClassification") for name in names_in(classes)):
         raise ValueError(f"architectures is {show(classes)}: only image classifiers are supported")
     sizes = {key: _square(key, raw[key]) for key in ("image_size", "patch_size") if key in raw}
     channels = raw.get("num_channels", 3)
-    pixels = {"image_mean": (0.5,) * channels, "image_std": (0.5,) * channels}  # ViT's own processor
+    halves = (0.5,) * channels if type(channels) is int and 1 <= channels <= MOST_CHANNELS else None
+    pixels = {"image_mean": halves, "image_std": halves}  # ViT's own processor
     return {"image_size": 224, "patch_size": 16, **pixels, **raw, **sizes, "model_type": "vit"}
 
 
 def _square(key: str, size: Any) -> Any:
     if isinstance(size, list | tuple):
-        if len(set(size)) != 1:
+        if not size or any(side != size[0] for side in size):
             raise ValueError(f"{key} is {show(size)}: only square images and patches are supported")
         return size[0]
     return size
+
+
+def _object(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} is {show(value)}: expected an object")
+    return value
+
+
+def _last(size: Any) -> Any:
+    """The width of the images in timm's channels × height × width."""
+    return size[-1] if isinstance(size, list | tuple) and size else 224
 
 
 def _from_timm(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -221,16 +236,16 @@ def _from_timm(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
     missing = {"cls_token", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "head.weight"} - set(shapes)
     if missing:
         raise ValueError(f"no vision transformer of timm: tensor {min(missing)} is missing")
-    cfg, args = raw.get("pretrained_cfg") or {}, raw.get("model_args") or {}
+    cfg, args = (_object(key, raw.get(key) or {}) for key in ("pretrained_cfg", "model_args"))
     width, channels, patch = (shapes["patch_embed.proj.weight"][i] for i in (0, 1, 3))
     classes = shapes["head.weight"][0]
-    names = raw.get("label_names") or cfg.get("label_names")
+    names = names_in(raw.get("label_names") or cfg.get("label_names"))
     batch = "blocks.0.norm1.running_mean" in shapes
     return {
         "hidden_size": width,
         "num_channels": channels,
         "patch_size": patch,
-        "image_size": _square("img_size", args.get("img_size", cfg.get("input_size", [3, 224])[-1])),
+        "image_size": _square("img_size", args.get("img_size") or _last(cfg.get("input_size"))),
         "num_hidden_layers": len({key.split(".")[1] for key in shapes if key.startswith("blocks.")}),
         "num_attention_heads": args.get("num_heads", max(1, width // 64)),
         "intermediate_size": shapes["blocks.0.mlp.fc1.weight"][0],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from buffet.datasets import read_splits
 from buffet.errors import BuffetError
@@ -248,9 +248,10 @@ def _remembered(
     return {key: _read(path, kind) for key, path in files.items() if path.exists()}
 
 
-def _read(path: Path, kind: type[A]) -> A:
+def _read(path: Path, kind: Any) -> Any:
+    """The content of a JSON file, which has to be of a type."""
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return TypeAdapter(kind).validate_json(path.read_bytes())
     except ValidationError:
         raise BuffetError(f"{path}: is not what was written there; remove it and run again") from None
 
@@ -334,4 +335,5 @@ def _times(place: Workspace) -> Mapping[str, tuple[float, float]]:
     path = place.out / "times.json"
     if not path.exists():
         return {}
-    return {stage: (cpu, wall) for stage, (cpu, wall) in json.loads(path.read_bytes()).items()}
+    times: dict[str, tuple[float, float]] = _read(path, dict[str, tuple[float, float]])
+    return times

@@ -10,13 +10,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from buffet.errors import BuffetError
+from buffet.loading.config import explain, one_line
 
 
 def resume_file(out: Path) -> Path:
@@ -24,22 +26,31 @@ def resume_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.resume.safetensors")
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 40)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+BROKEN = (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError)
+"""What is raised by a file that is not what was written, `RecursionError` included."""
+
+
 @dataclass(frozen=True)
 class Position:
     """How far a run has come."""
 
-    epoch: int = 1  # the running one, from 1
-    batch: int = 0  # batches of this epoch that are done
-    step: int = 0  # optimiser steps that are done
-    total: float = 0.0  # sum of this epoch's losses so far
-    losses: tuple[float, ...] = ()  # of the epochs that are done, as are the next
-    accuracies: tuple[float, ...] = ()
-    seconds: float = 0.0
+    epoch: Count = 1  # the running one, from 1
+    batch: Count = 0  # batches of this epoch that are done
+    step: Count = 0  # optimiser steps that are done
+    total: Finite = 0.0  # sum of this epoch's losses so far
+    losses: tuple[Finite, ...] = ()  # of the epochs that are done, as are the next
+    accuracies: tuple[Finite, ...] = ()
+    seconds: Finite = 0.0
 
     @property
     def best_epoch(self) -> int:
         """The first epoch with the best dev accuracy; 0 before the end of the first."""
         return self.accuracies.index(max(self.accuracies)) + 1 if self.accuracies else 0
+
+
+POSITION = TypeAdapter(Position)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +89,19 @@ class Store:
             with safe_open(str(self.path), framework="pt") as file:
                 metadata = file.metadata()
                 raw, identity = json.loads(metadata["at"]), json.loads(metadata["identity"])
-                self._check(identity)
+                self._check(dict(identity))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            at = Position(**{**raw, "losses": tuple(raw["losses"]), "accuracies": tuple(raw["accuracies"])})
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise BuffetError(
-                f"{self.path}: cannot be continued ({reason}): add --restart to begin again"
-            ) from None
+            at = POSITION.validate_python(raw)
+            if not len(at.losses) == len(at.accuracies) == at.epoch - 1:
+                raise ValueError(f"epoch {at.epoch} with {len(at.losses)} losses")
+        except BROKEN as error:
+            raise self.broken(error) from None
         return Snapshot(at, tensors)
+
+    def broken(self, reason: object) -> BuffetError:
+        """What is said of a snapshot that nothing can go on from."""
+        told = explain(reason) if isinstance(reason, ValidationError) else one_line(reason)
+        return BuffetError(f"{self.path}: cannot be continued ({told}): add --restart to begin again")
 
     def discard(self) -> None:
         """Forget the run."""
@@ -97,7 +112,9 @@ class Store:
             k for k in self.identity.keys() | other.keys() if self.identity.get(k) != other.get(k)
         )
         if different:
-            changes = ", ".join(f"{k} {other.get(k)!r}, now {self.identity.get(k)!r}" for k in different[:3])
+            changes = ", ".join(
+                f"{k} {other.get(k)!r:.80}, now {self.identity.get(k)!r}" for k in different[:3]
+            )
             raise BuffetError(
                 f"{self.path}: an unfinished run of other settings ({changes}):"
                 " repeat its command, choose another --out, or add --restart"

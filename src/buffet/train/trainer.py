@@ -15,7 +15,7 @@ from buffet.train.corpus import Batch, Row, make_batches
 from buffet.train.network import Network
 from buffet.train.results import Progress
 from buffet.train.settings import TrainSettings
-from buffet.train.state import Position, Snapshot, Store
+from buffet.train.state import BROKEN, Position, Snapshot, Store
 
 REPORT_EVERY = 50  # steps
 
@@ -144,7 +144,25 @@ class Trainer:
         return Snapshot(self.at, tensors)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot of the same run."""
+        """Go on from a snapshot of the same run; one of other tensors is refused."""
+        try:
+            self._take(snapshot)
+        except BROKEN as error:
+            raise self.store.broken(error) from None
+
+    def _take(self, snapshot: Snapshot) -> None:
+        at, sizes = snapshot.at, {name: tensor.shape for name, tensor in self.network.tensors.items()}
+        state = self.generator.get_state()
+        wanted = {f"generator.{name}": (state.shape, state.dtype) for name in ("now", "epoch_start")}
+        kinds = ["now", *["best"] * bool(at.losses), *["exp_avg", "exp_avg_sq"] * bool(at.step)]
+        wanted |= {f"{kind}.{name}": (size, torch.float32) for kind in kinds for name, size in sizes.items()}
+        if at.step:
+            wanted |= {f"step.{name}": (torch.Size(), torch.float32) for name in sizes}
+        found = {name: (tensor.shape, tensor.dtype) for name, tensor in snapshot.tensors.items()}
+        if different := sorted(
+            name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
+        ):
+            raise ValueError(f"{different[0]} is not what it was")
         groups: dict[str, dict[str, Tensor]] = {}
         for key, value in snapshot.tensors.items():
             group, _, name = key.partition(".")
