@@ -2,12 +2,14 @@
 
 Steps are taken in float32; whatever is reported was evaluated again in float32 *and* float64, and counts as
 a success only if the margin ``logit[label] − max_other logit`` is strictly negative in both. A success is a
-counterexample; a failure proves nothing.
+counterexample; a failure proves nothing. A deadline (on the clock of `time.perf_counter`) ends an attack
+after the gradient step that is under way, with what was found by then; where nothing was, that is a failure.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -64,10 +66,15 @@ class _Target:
     double: Program
     label: int
     mask: Tensor | None
+    deadline: float | None
 
     @classmethod
-    def of(cls, program: Program, label: int, mask: Tensor | None) -> _Target:
-        return cls(program.to(torch.float32), program.to(torch.float64), label, mask)
+    def of(cls, program: Program, label: int, mask: Tensor | None, deadline: float | None) -> _Target:
+        return cls(program.to(torch.float32), program.to(torch.float64), label, mask, deadline)
+
+    @property
+    def expired(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
 
     def margin(self, region: Region, delta: Tensor) -> Tensor:
         """``logit[label] − max_other logit`` in the precision of `delta`."""
@@ -99,6 +106,7 @@ def attack(
     settings: AttackSettings = DEFAULT,
     *,
     mask: Bool[Tensor, "tokens"] | None = None,
+    deadline: float | None = None,
 ) -> Attack:
     """Look in every task of `region` for a point that is not classified as `label`.
 
@@ -106,10 +114,14 @@ def attack(
     minimiser of the region suits every norm. Finite candidate sets also get all single substitutions in turn.
     Stops as soon as every task has a confirmed success.
     """
-    target, generator = _Target.of(program, label, mask), torch.Generator().manual_seed(settings.seed)
-    found = []
+    target = _Target.of(program, label, mask, deadline)
+    generator = torch.Generator().manual_seed(settings.seed)
+    found: list[Tensor] = []
     for tasks in _groups(program, region, settings):
         part = region.select(tasks)
+        if found and target.expired:
+            found.append(part.project(_still(part)))
+            continue
         delta = _descend(target, part, settings, generator)
         if isinstance(part, CandidateSet):
             delta = _substitute(target, part, delta, settings.steps)
@@ -125,12 +137,14 @@ def nearest_attack(
     upper: float | None = None,
     *,
     mask: Bool[Tensor, "tokens"] | None = None,
+    deadline: float | None = None,
 ) -> Attack:
     """For every task the smallest counterexample found; where there is none, the unmoved input (no success).
 
     The size of `region`, if any, is ignored; nothing larger than `upper` is accepted.
     """
-    target, generator = _Target.of(program, label, mask), torch.Generator().manual_seed(settings.seed)
+    target = _Target.of(program, label, mask, deadline)
+    generator = torch.Generator().manual_seed(settings.seed)
     limit = math.inf if upper is None else float(upper)
     still = _still(region)
     if bool(target.flipped(region, still)[0].all()):
@@ -138,6 +152,9 @@ def nearest_attack(
     found = []
     for tasks in _groups(program, region, settings):
         part = region.select(tasks)
+        if target.expired:
+            found.append(_still(part))
+            continue
         delta = _nearest(target, part, settings, limit, generator)
         lost = delta.isnan().any(-1).any(-1)
         if bool(lost.any()):
@@ -157,13 +174,14 @@ def attacked_radius(
     upper: float | None = None,
     *,
     mask: Bool[Tensor, "tokens"] | None = None,
+    deadline: float | None = None,
 ) -> Float[Tensor, "tasks"]:
     """For every task the size of the smallest counterexample found, rounded up (inf: none found).
 
     The number is ``max_d ‖δ_d‖_p`` of a δ that was seen to flip the answer (see `nearest_attack`), so the
     ball of that size is surely not robust. It is 0 if the clean input is not classified as `label`.
     """
-    found = nearest_attack(program, region, label, settings, upper, mask=mask)
+    found = nearest_attack(program, region, label, settings, upper, mask=mask, deadline=deadline)
     size = _size(region, found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)
     return torch.where(found.success, size, math.inf)
 
@@ -182,6 +200,8 @@ def _descend(target: _Target, region: Region, settings: AttackSettings, generato
             flipped, _ = target.flipped(region, region.project(winner.double()))
             if bool(flipped.all()):
                 break
+        if target.expired:
+            break
         corner = region.extreme(slope)
         if isinstance(region, CandidateSet):
             delta = corner
@@ -199,7 +219,7 @@ def _substitute(target: _Target, region: CandidateSet, delta: Tensor, passes: in
     for current in (torch.zeros_like(delta), delta):
         lowest = _margins(target, region, current[None])[0]
         for _ in range(passes):
-            if bool((lowest < 0).all()):
+            if bool((lowest < 0).all()) or target.expired:
                 break
             trials = _single_changes(region, current)
             value = _margins(target, region, trials)
@@ -262,7 +282,7 @@ def _nearest(
         found = smallest.reshape(restarts, tasks).amin(0).repeat(restarts)
         idle = 0 if bool((found.isinf() | (found < 0.9995 * before)).any()) else idle + 1
         before = found if idle == 0 else before
-        if idle == PATIENCE:
+        if idle == PATIENCE or target.expired:
             break
         # A trajectory that oscillates in front of the boundary is pushed harder until it crosses.
         overshoot = torch.where(found.isinf() & (step > 8), overshoot * 1.05, 1.001)
@@ -284,7 +304,7 @@ def _widen(
     sizes = [_scale(region) * 4.0**power for power in range(-4, 5)]
     for size in [*(s for s in sizes if s < limit), *([limit] if limit < sizes[-1] else [])]:
         lost = delta.isnan().any(-1).any(-1)
-        if not bool(lost.any()):
+        if not bool(lost.any()) or target.expired:
             break
         part = region.select(lost).with_eps(size)
         found = part.project(_descend(target, part, quick, generator).double())
@@ -302,6 +322,8 @@ def _tighten(target: _Target, region: LpBall, delta: Tensor) -> Tensor:
     low = torch.zeros_like(high)
     # Most rays were already cut close to the boundary: look just below the end before halving the whole ray.
     for step in range(16):
+        if target.expired:
+            break
         middle = high * 0.99 if step == 0 else (low + high) / 2
         flipped, _ = target.flipped(region, delta * middle[:, None, None])
         high, low = torch.where(flipped, middle, high), torch.where(flipped, low, middle)
@@ -315,7 +337,7 @@ def _polish(
     quick = replace(settings, steps=min(settings.steps, 10))
     tasks = (~delta.isnan().any(-1).any(-1)).nonzero()[:, 0]
     for _ in range(3):
-        if not len(tasks):
+        if not len(tasks) or target.expired:
             break
         part = region.select(tasks)
         part = part.with_eps(0.98 * _size(part, delta[tasks]))

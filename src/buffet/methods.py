@@ -5,8 +5,10 @@ Every method returns lower bounds of the margins and nothing else; `verify` alon
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -107,11 +109,12 @@ class Method:
         def end_to_end(shares: Mapping[int, Shares], deadline: float | None = control.deadline) -> Tensor:
             return margins(walk(Relaxer(learned=shares), deadline), propagation)
 
-        def evaluate(sheet: Sheet) -> tuple[Tensor, Gradient]:
+        def evaluate(sheet: Sheet, deadline: float | None) -> tuple[Tensor, Gradient]:
             with torch.enable_grad():
-                found = end_to_end(sheet.shares)
+                found = end_to_end(sheet.shares, deadline)
             return found.detach(), lambda weights: sheet.gradient(found, weights)
 
+        begin = time.perf_counter()
         plain = self.optimise == "none" or propagation.keeps == "boxes"
         try:
             # Gradients are only ever taken from tensors made outside inference mode.
@@ -131,8 +134,11 @@ class Method:
         try:
             with torch.no_grad():
                 if self.optimise == "all":
-                    shares = learn(bounds, evaluate, learning, products_only=True, control=control)
-                    better = end_to_end(shares, deadline=None)
+                    # What is learned counts once it was evaluated without gradients: leave time for that.
+                    early = control.ahead(1.5 * (time.perf_counter() - begin))
+                    learner = partial(evaluate, deadline=early.deadline)
+                    shares = learn(bounds, learner, learning, products_only=True, control=early)
+                    better = end_to_end(shares)
                 else:
                     better = _final(bounds, learning, control)
         except OutOfTime:

@@ -36,6 +36,10 @@ LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
 CLOSE = 0.5
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
+ATTACK_SHARE = 0.25
+"""The most of a budget that attacks may take before the search begins."""
+PROOF_SHARE = 0.3
+"""What is learned at the edge is left this share of the remaining time to be proven in."""
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 SMALL_SHARE = 0.16
 """Radii are expected between this share of the attacked one and that itself."""
@@ -116,7 +120,8 @@ def radius(
             boxes, which moves its margins by more than that.
         attack: also look for the upper end of the bracket.
         attacked: that upper end of every task, if it is known already.
-        budget: seconds after which the best of what is proven by then is returned.
+        budget: seconds after which the best of what is proven by then is returned; attacks take a quarter
+            of them at most.
         progress: called with the finished share of the work, 0 to 1.
     """
     if not isinstance(region, LpBall):
@@ -146,10 +151,12 @@ def radius(
     report = progress or (lambda share: None)
     begin = time.perf_counter()
     deadline = begin + checked_budget(budget) if budget is not None else None
+    attack_end = None if budget is None else begin + ATTACK_SHARE * budget
     if attacked is not None:
         broken = torch.as_tensor(attacked, dtype=torch.float64).expand(region.tasks)
     elif attack or clean < 0:
-        broken = attacked_radius(model.program64, region, label, AttackSettings(seed=seed))
+        settings = AttackSettings(seed=seed)
+        broken = attacked_radius(model.program64, region, label, settings, deadline=attack_end)
     else:
         broken = torch.full((region.tasks,), math.inf, dtype=torch.float64)
     attack_seconds = time.perf_counter() - begin
@@ -157,8 +164,10 @@ def radius(
 
     begin = time.perf_counter()
     # Certified radii are some fraction of attacked ones; a short attack will do for a first guess.
-    known = bool(broken.isfinite().all())
-    scale = broken if known else attacked_radius(model.program64, region, label, GUESS_ATTACK)
+    scale = broken
+    if not bool(broken.isfinite().all()):
+        guessed = attacked_radius(model.program64, region, label, GUESS_ATTACK, deadline=attack_end)
+        scale = torch.where(broken.isfinite(), broken, guessed)
     query = _Query(model, region, label, engine or Engine(), deadline)
 
     def search_from(guess: float, shape: Shape | None) -> Strategy:
@@ -180,6 +189,8 @@ def radius(
     else:
         driver.search(_Prover(query, chosen), ranges, BEYOND_QUICK if quick else MIDDLE)
     for rival in rivals if clean > 0 else ():
+        if driver.expired:
+            break
         driver.challenge(_Prover(query, rival), 1 + 2 * TOLERANCE, clean)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
@@ -219,7 +230,8 @@ class _Prover:
     def learn_from(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
         """Learn at the edge of what can be proven, starting from `eps`; about the largest ε proven then."""
         q = self.query
-        control = Control(self.memory, q.deadline)
+        left = 0.0 if q.deadline is None else q.deadline - time.perf_counter()
+        control = Control(self.memory, q.deadline).ahead(PROOF_SHARE * left)
         sizes = torch.tensor(eps, dtype=torch.float64, device=q.region.center.device)
         part = q.region.select(list(tasks))
         found = self.method.follow(

@@ -31,6 +31,8 @@ Trace = Callable[[list[int], int, Tensor], None]
 """Is told tasks, the step of the optimiser, and their smallest margins before it."""
 QUICK_RIVALS = 2
 """How many of a method's rivals are asked before it."""
+GRACE, GRACE_SHARE = 0.5, 0.25
+"""Seconds, and the share of a budget, that an attack may take after it: what is plainly wrong is found."""
 QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
 """What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
 
@@ -118,7 +120,8 @@ def verify(
         label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
         propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
-        budget: seconds after which the best bound found by then is returned.
+        budget: seconds after which the best bound found by then is returned. An attack has what is left of
+            them, and at least a quarter (at most half a second) more.
         trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
             all its steps whether or not the tasks are proven.
         falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
@@ -155,7 +158,10 @@ def verify(
     open_tasks = (~certified).nonzero()[:, 0].tolist()
     if clean_margin < 0 or (falsify and open_tasks):
         settings = falsify if isinstance(falsify, AttackSettings) else replace(QUICK_ATTACK, seed=seed)
-        found = attack(model.program64, region.select(open_tasks), label, settings)
+        end = control.deadline
+        if end is not None and budget is not None:
+            end = max(end, time.perf_counter() + min(GRACE, GRACE_SHARE * budget))
+        found = attack(model.program64, region.select(open_tasks), label, settings, deadline=end)
         for place, task in enumerate(open_tasks):
             if found.success[place]:
                 verdicts[task], points[task] = "falsified", found.points[place]
@@ -256,7 +262,8 @@ def bound_margins(
     parts = [bound(part) for part in groups] if alone else side_by_side(bound, groups)
     margins = _plausible(torch.cat(parts), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
-    if engine.dtype == torch.float32 and bool(lost.any()):
+    expired = control is not None and control.expired
+    if engine.dtype == torch.float32 and bool(lost.any()) and not expired:
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
         margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)

@@ -89,6 +89,10 @@ class Control:
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
+    def ahead(self, seconds: float) -> Control:
+        """The same, ending so many seconds earlier."""
+        return self if self.deadline is None else replace(self, deadline=self.deadline - seconds)
+
 
 @dataclass(frozen=True)
 class Learning:

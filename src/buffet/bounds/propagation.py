@@ -87,6 +87,7 @@ def bound_nodes(
     sharper: dict[int, Box] = {}
     may_end, limit = not torch.is_grad_enabled(), _widest(dtype)
     for index, node in enumerate(program.nodes):
+        bounds.check_time()
         box = _interval(bounds, node) if index in boxed else None
         if box is not None:
             bounds.boxes[index] = box

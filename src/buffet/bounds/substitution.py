@@ -161,6 +161,11 @@ class Bounds:
     def clean(self) -> list[Tensor]:
         return self.scene.clean
 
+    def check_time(self) -> None:
+        """Raise `OutOfTime` after the deadline."""
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            raise OutOfTime
+
     def hopeless(self, index: int, limit: float) -> bool:
         """Whether no task has a box of this node that is narrower than `limit`, relatively."""
         return not bool((self.boxes[index].widest(self.clean[index]) < limit).any())
@@ -211,14 +216,13 @@ class Bounds:
 
         Every path from `root` to the input must meet a stop.
         """
-        if self.deadline is not None and time.perf_counter() > self.deadline:
-            raise OutOfTime
         pending = {root: rows}
         coefs: Tensor | None = None
         constant: Tensor | None = None
         for index in range(root, -1, -1):
             if index not in pending:
                 continue
+            self.check_time()
             rows = pending.pop(index)
             if index in stops:
                 stop = stops[index]

@@ -118,7 +118,11 @@ def certify(
     ] = "secant",
     budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Return the best that is proven after this time (about)."),
+        typer.Option(
+            metavar="SECONDS",
+            help="Return the best that is proven after this time, for all words together. The certificate"
+            " takes what it takes.",
+        ),
     ] = None,
     trace: Annotated[
         Path | None,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from buffet.attack import AttackSettings
+from buffet.bounds.optimise import Control
 from buffet.certificate import write_certificate
 from buffet.cli.options import (
     parse_label,
@@ -35,6 +37,8 @@ from buffet.tracing import MarginTrace
 from buffet.verify import Engine, bound_margins, clean_answer, verify
 
 Progress = Callable[[float], None]
+LEAST_BUDGET = 1e-3
+"""Seconds for tasks that no time is left for: they are answered, by nothing proven."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,14 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     label, clean = clean_answer(model, regions[0], parse_label(request.label, model.labels))
     answer = _radii if request.eps is None else _verdicts
     results, evaluations, seconds, attack_seconds = [], 0, 0.0, 0.0
+    end = _end(request)
     for done, region in enumerate(regions):
 
         def report(share: float, done: int = done) -> None:
             progress((done + share) / len(regions))
 
-        part = answer(model, encoding, region, request, label, report)
+        share = region.tasks / sum(later.tasks for later in regions[done:])
+        part = answer(model, encoding, region, _until(request, end, share), label, report)
         results += part.tasks
         evaluations, seconds = evaluations + part.evaluations, seconds + part.seconds
         attack_seconds += part.attack_seconds
@@ -179,6 +185,18 @@ def _query(request: Request, label: int) -> Query:
     )
 
 
+def _end(request: Request) -> float | None:
+    """When a request that begins now has to end, on the clock of `time.perf_counter`."""
+    return None if request.budget is None else time.perf_counter() + request.budget
+
+
+def _until(request: Request, end: float | None, share: float = 1.0) -> Request:
+    """The request with a share of the time that is left."""
+    if end is None:
+        return request
+    return replace(request, budget=share * max(end - time.perf_counter(), LEAST_BUDGET))
+
+
 @dataclass(frozen=True)
 class _Part:
     tasks: list[TaskResult]
@@ -230,9 +248,10 @@ def _verdicts(
     """The verdict of every task at the given ε."""
     assert request.eps is not None
     engine = Engine(memory=request.memory)
-    told = None
+    told, end = None, _end(request)
     if request.trace:
-        plain = bound_margins(model, region.with_eps(request.eps), METHODS["baseline"], label, engine)
+        ball, baseline = region.with_eps(request.eps), METHODS["baseline"]
+        plain = bound_margins(model, ball, baseline, label, engine, control=Control(deadline=end))
         names = ["+".join(f"{i} {encoding.tokens[i]}" for i in words) for words in region.moved.tolist()]
         told = MarginTrace(names, plain.amin(-1).tolist())
     moves: Region = region.with_eps(request.eps)
@@ -245,7 +264,7 @@ def _verdicts(
         request.chosen,
         label=label,
         falsify=AttackSettings(seed=request.seed) if request.attack else False,
-        budget=request.budget,
+        budget=_until(request, end).budget,
         trace=told,
         seed=request.seed,
         engine=engine,

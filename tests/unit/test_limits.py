@@ -1,0 +1,117 @@
+"""Limits of time and memory: they hold, and what does not fit is said in one line."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import buffet
+from buffet.attack import attack, attacked_radius
+from buffet.cli import main
+from buffet.loading.checkpoint import write_checkpoint
+from buffet.loading.tokenizer import word_level
+from buffet.regions import LpBall
+from buffet.verify import Engine, verify
+from checkpoints import config_of
+
+TEXT = " ".join(f"w{i}" for i in range(22))
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network for which one evaluation of most methods takes seconds."""
+    return write_random(tmp_path_factory.mktemp("slow") / "model", width=256, layers=2)
+
+
+def write_random(directory: Path, width: int, layers: int) -> Path:
+    tokenizer = word_level([TEXT, TEXT], size=100, min_count=1)
+    config = config_of(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        intermediate_size=2 * width,
+        max_position_embeddings=24,
+        layer_norm="no_var",
+    )
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+        if len(shape) == 2
+        else torch.ones(shape)
+        for name, shape in config.shapes().items()
+    }
+    texts = {"config.json": json.dumps(config.model_dump()), "tokenizer.json": tokenizer.to_str()}
+    write_checkpoint(directory, texts, tensors)
+    return directory
+
+
+def used(begin: float) -> float:
+    """Seconds of CPU time: however busy the machine is, work after the deadline counts in full."""
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("method", ["backward", "buffet", "o-buffet"])
+@pytest.mark.parametrize("eps", [None, "0.5"])
+def test_a_command_ends_within_its_budget(slow, method, eps, capsys):
+    """All groups of words together, and in the middle of an evaluation."""
+    begin = time.process_time()
+    size = [] if eps is None else ["--eps", eps]
+    given = ["certify", TEXT, "--model", str(slow), "--words", "1,2+3,4", "--method", method, *size]
+    assert main([*given, "--budget", "1", "--json"]) == 1
+    assert used(begin) < 1 + 1.5
+    assert len(json.loads(capsys.readouterr().out)["tasks"]) == 3
+
+
+def test_groups_of_words_share_a_budget(tmp_path, capsys):
+    """The first group cannot use it up: the flagship is not done in that time."""
+    model = write_random(tmp_path / "model", width=32, layers=1)
+    given = ["certify", TEXT, "--model", str(model), "--words", "1,2+3,4+5+6", "--no-attack"]
+    assert main([*given, "--budget", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(task["certified"] > 0 for task in found["tasks"])
+    assert found["query"]["budget"] == 3
+
+
+def test_an_attack_ends_at_its_deadline(slow):
+    model = buffet.load(slow)
+    region = LpBall(model.embed(TEXT), [[word] for word in range(1, 23)], 2)
+    label = int(model.logits(region.center).argmax())
+    begin, now = time.process_time(), time.perf_counter()
+    assert attacked_radius(model.program64, region, label, deadline=now).isinf().all()
+    assert not attack(model.program64, region.with_eps(1e-3), label, deadline=now).success.any()
+    assert used(begin) < 1.5
+
+
+def test_attacks_take_a_quarter_of_a_budget(slow):
+    model = buffet.load(slow)
+    region = LpBall(model.embed(TEXT), [[word] for word in range(1, 23)], 2)
+    begin = time.process_time()
+    buffet.radius(model, region, "interval", budget=2.0)
+    assert used(begin) < 2.0
+
+
+def test_a_budget_holds():
+    """A query that takes a minute: when time is up, what is proven by then."""
+    model = buffet.load()
+    region = LpBall(model.embed("a gripping , moving film"), [[1], [2], [3], [4], [5]], 2)
+    begin = time.perf_counter()
+    found = buffet.radius(model, region, "buffet", budget=5.0, attack=False)
+    assert time.perf_counter() - begin < 5.0 + 8.0  # the grace is for a busy machine
+    assert all(0 <= task.certified < 1.1 for task in found.tasks)  # attacks succeed beyond
+
+
+def test_memory_is_kept():
+    """Tasks that would take hundreds of megabytes together stay near a limit of some."""
+    model = buffet.load()
+    x = model.embed("a gripping , moving film with a warm and funny story and a great cast")
+    region = LpBall(x, [[word] for word in range(1, len(x) - 1)], 2)
+    verify(model, region.select([0]), 0.01, "lse", falsify=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    verify(model, region, 0.01, "lse", falsify=False, engine=Engine(memory=64 << 20))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 << 10  # KiB
