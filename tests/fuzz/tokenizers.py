@@ -34,7 +34,7 @@ def vocabulary(rng: random.Random, place: Place) -> None:
 
 def byte_pairs(rng: random.Random, place: Place) -> None:
     words = {
-        token: i for i, token in enumerate(("<s>", "</s>", "<unk>", "<pad>", "g", "o", "d", "Ġ", "go", "od"))
+        token: i for i, token in enumerate(("<pad>", "<s>", "</s>", "<unk>", "g", "o", "d", "Ġ", "go", "od"))
     }
     merges = "#version: 0.2\ng o\no d\n"
     files: dict[str, bytes | None] = {"tokenizer.json": None}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -62,13 +64,33 @@ def test_code_in_a_pickle_is_never_executed(tmp_path):
 
 
 def test_a_panic_of_the_tokenizer_library_is_one_line(tmp_path):
-    """A template that adds a token nobody has defined: the library panics, which is no `Exception`."""
+    """A template that adds a token nobody has defined, and many words of one id: the library panics, which is
+    no `Exception`, and says so by itself.
+    """
     directory = write_model(tmp_path / "model")
     content = json.loads((directory / "tokenizer.json").read_text())
     content["post_processor"]["special_tokens"].pop("[CLS]")
     (directory / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(BuffetError, match="tokenizer"):
         load(directory).encode(SENTENCES[0])
+    assert len(complaint(directory).splitlines()) == 1
+    (directory / "tokenizer.json").unlink()
+    names = ("<pad>", "<s>", "</s>", "<unk>", "g", "o", "d", "Ġ", "go", "od")
+    words = {name: index for index, name in enumerate(names)} | {f"<more {i}>": 6 for i in range(1000)}
+    (directory / "vocab.json").write_text(json.dumps(words))
+    (directory / "merges.txt").write_text("#version: 0.2\ng o\no d\n")
+    assert len(complaint(directory).splitlines()) == 1
+
+
+def complaint(directory):
+    """All that a process of its own says of a model on its standard error output."""
+    program = "import sys; from buffet.cli import main; sys.exit(main())"
+    given = ["certify", SENTENCES[0], "--model", str(directory), "--method", "interval"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *given], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    return done.stderr
 
 
 def test_a_row_that_is_nested_too_deeply_is_a_torn_end(tmp_path):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +19,7 @@ from buffet.errors import BuffetError
 from buffet.loading.config import one_line
 
 MOST_IDS = 10_000_000
+SILENCE = threading.RLock()
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 # Splits the words people type into the words of a treebank ("It's slow." -> it 's slow .) and leaves text
@@ -106,14 +111,41 @@ def guarded(work: Callable[[], Result], complaint: str) -> Result:
     """The result of `work`, which calls the library; whatever goes wrong in there is one `BuffetError`.
 
     The library raises bare `Exception` for a malformed file, and where its author was sure that nothing can
-    go wrong it panics: that is no `Exception` even.
+    go wrong it panics: that is no `Exception` even, and it is told on the standard error output first.
     """
     try:
-        return work()
+        with _silence():
+            return work()
     except (BuffetError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         raise BuffetError(f"{complaint}: {one_line(error)}") from None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Whatever the process writes to its standard error output is lost.
+
+    That is file descriptor 2: a panic does not ask Python where to go. One thread at a time, or else the last
+    one would put back what the first had put in place.
+    """
+    with SILENCE:
+        sys.stderr.flush()
+        try:
+            kept = os.dup(2)
+        except OSError:  # closed: as silent as can be
+            kept = None
+        if kept is None:
+            yield
+            return
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nothing, 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nothing)
 
 
 def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:

@@ -12,7 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 from buffet.datasets import Example
-from buffet.loading.tokenizer import SPECIAL, Tokenizer, word_level
+from buffet.loading.tokenizer import SPECIAL, Tokenizer, guarded, word_level
 from buffet.train.settings import TrainSettings
 
 Row = tuple[list[int], int]  # token ids and label of a sentence
@@ -70,7 +70,10 @@ def word_pieces(sentences: Iterable[str], size: int, min_count: int) -> tokenize
 
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> list[Row]:
     """Token ids and label of every example; a sentence of more than `limit` tokens keeps its beginning."""
-    encoded = tokenizer.inner.encode_batch([example.sentence for example in examples])
+    sentences = [example.sentence for example in examples]
+    encoded = guarded(
+        lambda: tokenizer.inner.encode_batch(sentences), "the tokenizer cannot take the sentences of the data"
+    )
     rows = (e.ids if len(e.ids) <= limit else [*e.ids[: limit - 1], e.ids[-1]] for e in encoded)
     return [(ids, example.label) for ids, example in zip(rows, examples, strict=True)]
 
