@@ -64,7 +64,7 @@ def _check(rng: random.Random, path: Path, model: Path) -> None:
     else:
         code = command([str(path), "--model", str(model), *flags], check_alone)
     if code == 0:
-        _hold(path.read_bytes(), model)
+        hold(path.read_bytes(), model)
     else:
         raise BuffetError("rejected")
 
@@ -72,7 +72,7 @@ def _check(rng: random.Random, path: Path, model: Path) -> None:
 # --- is it true? --------------------------------------------------------------------------------------------
 
 
-def _hold(content: bytes, directory: Path) -> None:
+def hold(content: bytes, directory: Path) -> None:
     """Look for a point of a claimed region whose margin is below the claimed one."""
     found = read_certificate(content, "accepted")
     for claim in found.claims:

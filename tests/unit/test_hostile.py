@@ -23,7 +23,9 @@ from buffet.reproduce.stages import Workspace, _times
 from buffet.train import train
 from buffet.train.state import resume_file
 from checkpoints import refusal, write
-from fuzz.place import Place
+from corruptions import Opened
+from fuzz.certificates import hold
+from fuzz.place import FoundError, Place
 from fuzz.results import interrupted, small_training
 from fuzz.targets import TARGETS, attempt
 from tiny_checkpoint import SENTENCES, write_model
@@ -39,6 +41,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def test_hostile_input_is_refused_in_one_line_or_taken(target, place):
     outcomes = [attempt(target, seed, place) for seed in range(12)]
     assert "refused" in outcomes
+
+
+def test_a_false_claim_would_be_noticed(place):
+    """Were a certificate of far too large a region accepted, the fuzzer would say so."""
+    for content in place.certificates[:3]:
+        hold(content, place.model)
+        opened = Opened.of(content)
+        opened.claim["region"]["eps"] *= 100
+        with pytest.raises(FoundError, match="accepted, but a point has a margin"):
+            hold(opened.close(), place.model)
 
 
 def test_code_in_a_pickle_is_never_executed(tmp_path):
