@@ -165,6 +165,18 @@ def test_what_upsets_transformers_is_one_line(place, capsys):
     assert told.count("\n") == 1
 
 
+def test_transformers_says_nothing_by_itself(place, capfd):
+    """Neither of its progress nor of its doubts, when a model is refused after it was loaded."""
+    tensors = load_tensors(place.standard["model.safetensors"])
+    tensors["classifier.weight"] = torch.full_like(tensors["classifier.weight"], 3e38)
+    weights = save_tensors(tensors, {"format": "pt"})
+    directory = place.checkpoint({"model.safetensors": weights}, place.standard)
+    assert main(["models", "--check", str(directory)]) == 2
+    told = capfd.readouterr().err
+    assert "computes other logits" in told
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize("wrong", [{"units": 0.0}, {"samples": []}, {"unit_seconds": "x"}])
 def test_measurements_that_are_none_are_refused(wrong):
     numbers = Measurement(0.1, 0.1, 5.0, (4.9, 5.2), 0.02, 30.0, 10**9, 10**8, 0.5)

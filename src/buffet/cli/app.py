@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -105,6 +106,12 @@ for _name, _command in COMMANDS.items():
     app.command(_name, epilog=_epilog(_command.examples))(_command.run)
 
 
+@cache
+def _built() -> Any:
+    """The commands as click has them: built once, which takes longer than most of them."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -116,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = app(args=given or ["--help"], prog_name="buffet", standalone_mode=False)
+        code = _built()(args=given or ["--help"], prog_name="buffet", standalone_mode=False)
         sys.stdout.flush()
     except BuffetError as error:
         return _fail(str(error))

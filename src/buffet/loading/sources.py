@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,4 +183,21 @@ def _transformers(directory: Path, config: ModelConfig) -> nn.Module:
     except ImportError:
         raise BuffetError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
     kind = AutoModelForImageClassification if images else AutoModelForSequenceClassification
-    return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    with _quiet_transformers():
+        return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No progress bars and no remarks: whatever is wrong with a model is said in one line of ours."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
