@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -64,26 +64,16 @@ def sweep(rng: random.Random, place: Place) -> None:
     command(["sweep", str(path), "--dry-run", "--json"])
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of a sweep as it is written."""
-
-    content: dict[str, object]
-
-    @classmethod
-    def example(cls) -> _Row:
-        texts = dict.fromkeys(
-            ("key", "model", "model_digest", "sentence", "label_name", "config", "finished"), "x"
-        )
-        numbers = dict.fromkeys(
-            ("clean_margin", "certified", "attacked", "margin", "seconds", "task_seconds"), 0.5
-        )
-        nothing = dict.fromkeys(("reason", "eps", "share", "reference", "verdict", "attack_seconds"))
-        counts = {"gold": 1, "label": 1, "evaluations": 3, "batch": 1, "seed": 0, "threads": 1}
-        lists = {"sentence_tokens": ["a"], "words": [1], "tokens": ["a"], "parts": {"steps": 1}}
-        versions = {"buffet": "0", "torch": "2", "python": "3"}
-        chosen = {"status": "ok", "norm": "2", "method": "baseline", "what": "radius", "versions": versions}
-        return cls({**texts, **numbers, **nothing, **counts, **lists, **chosen})
+EXAMPLE: dict[str, object] = {
+    **dict.fromkeys(("key", "model", "model_digest", "sentence", "label_name", "config", "finished"), "x"),
+    **dict.fromkeys(("clean_margin", "certified", "attacked", "margin", "seconds", "task_seconds"), 0.5),
+    **dict.fromkeys(("reason", "eps", "share", "reference", "verdict", "attack_seconds")),
+    "gold": 1, "label": 1, "evaluations": 3, "batch": 1, "seed": 0, "threads": 1,
+    "sentence_tokens": ["a"], "words": [1], "tokens": ["a"], "parts": {"steps": 1},
+    "status": "ok", "norm": "2", "method": "baseline", "what": "radius",
+    "versions": {"buffet": "0", "torch": "2", "python": "3"},
+}
+"""A row of a sweep as it is written."""
 
 
 def rows(rng: random.Random, place: Place) -> None:
@@ -98,7 +88,7 @@ def rows(rng: random.Random, place: Place) -> None:
 
 
 def _hostile_rows(rng: random.Random, place: Place) -> Path:
-    base = _Row.example().content
+    base = EXAMPLE
     if rng.random() < 0.3:
         base = {**base, rng.choice(("model", "sentence", "method", "label_name", "reason")): INJECTED}
     lines = [json.dumps({**base, "key": f"k{i}"}, separators=(",", ":")).encode() for i in range(3)]

@@ -26,7 +26,7 @@ from checkpoints import refusal, write
 from corruptions import Opened
 from fuzz.certificates import hold
 from fuzz.place import FoundError, Place
-from fuzz.results import interrupted, small_training
+from fuzz.results import EXAMPLE, interrupted, small_training
 from fuzz.targets import TARGETS, attempt
 from tiny_checkpoint import SENTENCES, write_model
 
@@ -109,6 +109,13 @@ def test_a_row_that_is_nested_too_deeply_is_a_torn_end(tmp_path):
     rows = tmp_path / "rows.ndjson"
     rows.write_bytes(b'{"key":"' + b"[" * 10 + b"\n" + b'{"key":' + b"[" * 200_000 + b"\n")
     assert read_rows(rows) == []
+
+
+@pytest.mark.parametrize("norm", ["bert", "nan", "0.5", ""])
+def test_a_row_of_no_norm_is_refused(norm, tmp_path, capsys):
+    (tmp_path / "rows.ndjson").write_text(json.dumps({**EXAMPLE, "norm": norm}, separators=(",", ":")) + "\n")
+    assert main(["report", str(tmp_path / "rows.ndjson")]) == 2
+    assert "norm is" in capsys.readouterr().err
 
 
 def test_a_huge_token_id_allocates_nothing(tmp_path):
@@ -198,7 +205,7 @@ def test_times_that_are_none_are_refused(tmp_path):
         _times(Workspace(tmp_path, tmp_path))
 
 
-@pytest.mark.parametrize("change", ["generator", "shape", "missing", "epoch", "identity"])
+@pytest.mark.parametrize("change", ["generator", "epoch_start", "shape", "missing", "epoch", "identity"])
 def test_a_training_run_does_not_go_on_from_something_else(change, place):
     data = interrupted(place)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -206,6 +213,8 @@ def test_a_training_run_does_not_go_on_from_something_else(change, place):
     name = next(name for name in tensors if name.startswith("exp_avg."))
     if change == "generator":
         tensors["generator.now"] = torch.zeros_like(tensors["generator.now"]) + 7
+    elif change == "epoch_start":
+        tensors["generator.epoch_start"] = torch.zeros_like(tensors["generator.now"]) + 7
     elif change == "shape":
         tensors[name] = torch.zeros(3, 3)
     elif change == "missing":

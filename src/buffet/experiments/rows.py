@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from buffet.errors import BuffetError
 from buffet.loading.config import explain
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 START = b'{"key":"'
 """How every line begins, by which a file of rows is recognised."""
+
+
+def _norm(text: str) -> str:
+    try:
+        if float(text) >= 1:
+            return text
+    except ValueError:
+        pass
+    raise ValueError(f"norm is {text!r:.60}: expected a number of at least 1, or inf")
 
 
 class Row(BaseModel):
@@ -45,7 +54,7 @@ class Row(BaseModel):
     clean_margin: float
     words: tuple[int, ...]
     tokens: tuple[str, ...]
-    norm: str
+    norm: Annotated[str, AfterValidator(_norm)]
     method: str
     parts: dict[str, str | int | float | None]
     what: Literal["radius", "verify"]

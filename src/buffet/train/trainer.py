@@ -167,7 +167,8 @@ class Trainer:
         for key, value in snapshot.tensors.items():
             group, _, name = key.partition(".")
             groups.setdefault(group, {})[name] = value
-        self.generator.set_state(groups["generator"]["now"])
+        for name in ("epoch_start", "now"):
+            self.generator.set_state(groups["generator"][name])  # which refuses what is no state
         self.epoch_start = groups["generator"]["epoch_start"]
         self.best = groups.get("best", {})
         for name, tensor in self.network.tensors.items():
