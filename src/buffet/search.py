@@ -24,6 +24,7 @@ from buffet.strategies import SMALLEST_RADIUS, STRATEGIES, Bracket, Shape, Strat
 from buffet.verify import (
     Classifier,
     Engine,
+    batch_size,
     bound_margins,
     checked_budget,
     clean_answer,
@@ -173,25 +174,30 @@ def radius(
     def search_from(guess: float, shape: Shape | None) -> Strategy:
         return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else hopeless()
 
+    prover = _Prover(query, chosen)
+    query.engine.check(prover.scene, chosen, region)
     driver = _Driver(search_from, region.tasks, deadline, report)
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick
     ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
-    if quick:
-        driver.search(_Prover(query, quick), ranges, MIDDLE)
+    place = MIDDLE
+    if quick and (helper := _Prover(query, quick)).fits:
+        driver.search(helper, ranges, place)
+        place = BEYOND_QUICK
         certified = [bracket.certified for bracket in driver.brackets]
         ranges = [
             (c, high) if c > 0 else (low, high) for c, (low, high) in zip(certified, ranges, strict=True)
         ]
     if chosen.optimise == "all":
-        driver.improve(_Prover(query, chosen))
+        driver.improve(prover)
     else:
-        driver.search(_Prover(query, chosen), ranges, BEYOND_QUICK if quick else MIDDLE)
+        driver.search(prover, ranges, place)
     for rival in rivals if clean > 0 else ():
         if driver.expired:
             break
-        driver.challenge(_Prover(query, rival), 1 + 2 * TOLERANCE, clean)
+        if (challenger := _Prover(query, rival)).fits:
+            driver.challenge(challenger, 1 + 2 * TOLERANCE, clean)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(
@@ -216,13 +222,18 @@ class _Prover:
 
     def __init__(self, query: _Query, method: Method) -> None:
         self.query, self.method, self.memory = query, method, Memory()
-        self._scene = method.scene(query.model.program64, query.region.center, query.label)
+        self.scene = method.scene(query.model.program64, query.region.center, query.label)
+
+    @property
+    def fits(self) -> bool:
+        """Whether one task stays within the engine's memory."""
+        return self.query.engine.holds(self.scene, self.method, self.query.region)
 
     def __call__(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
         q = self.query
         part = q.region.select(list(tasks)).with_eps(torch.tensor(eps, dtype=torch.float64))
         control = Control(self.memory, q.deadline)
-        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self._scene, control)
+        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self.scene, control)
         # A number ≤ 0, or NaN, for what is not proven.
         least = margins.amin(-1)
         return torch.where(proven(margins), least, least.clamp_max(0)).tolist()
@@ -233,11 +244,18 @@ class _Prover:
         left = 0.0 if q.deadline is None else q.deadline - time.perf_counter()
         control = Control(self.memory, q.deadline).ahead(PROOF_SHARE * left)
         sizes = torch.tensor(eps, dtype=torch.float64, device=q.region.center.device)
-        part = q.region.select(list(tasks))
-        found = self.method.follow(
-            self._scene, part, sizes, control, dtype=q.engine.dtype, chunk_bytes=q.engine.chunk
-        )
-        return found.tolist()
+        region, found = q.region.select(list(tasks)), []
+        step = batch_size(self.scene, self.method, region, q.engine)
+        for part in torch.arange(len(tasks)).split(step):
+            found += self.method.follow(
+                self.scene,
+                region.select(part),
+                sizes[part],
+                control,
+                dtype=q.engine.dtype,
+                chunk_bytes=q.engine.rows,
+            ).tolist()
+        return found
 
 
 class _Driver:

@@ -21,6 +21,7 @@ from buffet.attack import AttackSettings, attack
 from buffet.bounds.optimise import Control
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
+from buffet.memory import Need, chunk_within, need, readable
 from buffet.methods import Method, method_named
 from buffet.parallel import side_by_side
 from buffet.program import Program
@@ -29,6 +30,8 @@ from buffet.regions import LpBall, Region
 Verdict = Literal["certified", "falsified", "unknown"]
 Trace = Callable[[list[int], int, Tensor], None]
 """Is told tasks, the step of the optimiser, and their smallest margins before it."""
+BATCH = 2 << 30
+"""Bytes that several tasks together may take: more at once is no faster."""
 QUICK_RIVALS = 2
 """How many of a method's rivals are asked before it."""
 GRACE, GRACE_SHARE = 0.5, 0.25
@@ -53,12 +56,37 @@ class Engine:
     """How the machine is used; nothing here changes what is proven."""
 
     dtype: torch.dtype = torch.float32  # of the linear forms
-    memory: int = 2 << 30  # bytes the forms may take together
+    memory: int | None = None  # bytes the bounds may take; None: what one task takes, if need be
     chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
 
     def fit(self, scene: Scene) -> Engine:
         """The engine for a scene: in double precision where single precision cannot carry its sums."""
         return self if scene.tame else replace(self, dtype=torch.float64)
+
+    def need(self, scene: Scene, method: Method, region: Region) -> Need:
+        """About how much memory a method takes."""
+        size = torch.finfo(self.fit(scene).dtype).bits // 8
+        return need(scene, method, region.moved.shape[1], size=size, chunk=self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Bytes of the rows of one backward pass."""
+        return self.chunk if self.memory is None else chunk_within(self.memory, self.chunk)
+
+    def holds(self, scene: Scene, method: Method, region: Region) -> bool:
+        """Whether one task of a method stays within the memory."""
+        return self.memory is None or self.need(scene, method, region).one <= self.memory
+
+    def check(self, scene: Scene, method: Method, region: Region) -> None:
+        """Refuse a method of which not even one task stays within the memory."""
+        if self.memory is None or self.holds(scene, method, region):
+            return
+        fewer = " move fewer words at once," if region.moved.shape[1] > 1 else " take a shorter text,"
+        other = "" if method.describe().keeps == "none" else " or use --method backward, which keeps no forms"
+        raise BuffetError(
+            f"one task takes about {readable(self.need(scene, method, region).one)} by this method, and"
+            f" {readable(self.memory)} are allowed: give a larger --memory,{fewer}{other}".rstrip(",")
+        )
 
 
 @dataclass(frozen=True)
@@ -200,15 +228,16 @@ def best_margins(
     for candidate in (*quick, method, *slow):
         if best is not None and control.expired:
             break
+        scene = candidate.scene(model.program64, region.center, label)
+        if candidate is not method and not engine.holds(scene, candidate, region):
+            continue
         tasks = torch.arange(region.tasks)
         if best is not None and candidate is not method and candidate.optimise != "none":
             tasks = (~proven(best)).nonzero()[:, 0]
         if not len(tasks):
             continue
         tell = trace if candidate is method else None
-        found = bound_margins(
-            model, region.select(tasks), candidate, label, engine, control=control, trace=tell
-        )
+        found = bound_margins(model, region.select(tasks), candidate, label, engine, scene, control, tell)
         if best is None:
             best = found
         else:
@@ -235,30 +264,22 @@ def bound_margins(
     """
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
+    engine.check(scene, method, region)
     engine = engine.fit(scene)
-    width, tokens = region.width, region.center.shape[0]
-    size = torch.finfo(engine.dtype).bits // 8
-    # Largest tensors of one task: forms of a token × widest matrix in all inputs, two dozen alive at once.
-    widest = max(v.shape[-1] for v in scene.clean)
-    per_task = 28 * size * tokens * widest * (region.moved.shape[1] * width + 1)
-    step = max(1, engine.memory // per_task)
-    if method.describe().keeps == "none":
-        # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
-        step = min(step, max(1, engine.chunk // (64 * size * tokens**2 * widest)))
-    if method.optimise == "tuned":
-        step = 1  # every task learns as much as it needs
+    step = batch_size(scene, method, region, engine)
 
     def bound(part: Tensor) -> Tensor:
         told = control or Control()
         if trace:
             told = replace(told, trace=lambda step, margins: trace(part.tolist(), step, margins))
         return method.bound(
-            scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.chunk, control=told
+            scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.rows, control=told
         )
 
     groups = torch.arange(region.tasks).split(step)
-    # Forms fill the memory as it is; without them, groups are small and may be worked on together.
-    alone = method.describe().keeps != "none" or trace is not None
+    # Forms fill the memory as it is; without them, groups are small and may be worked on together, unless
+    # someone counts the bytes or the steps.
+    alone = method.describe().keeps != "none" or engine.memory is not None or trace is not None
     parts = [bound(part) for part in groups] if alone else side_by_side(bound, groups)
     margins = _plausible(torch.cat(parts), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
@@ -266,8 +287,23 @@ def bound_margins(
     if engine.dtype == torch.float32 and bool(lost.any()) and not expired:
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
-        margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)
+        if wide.holds(scene, method, region):
+            margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)
     return margins
+
+
+def batch_size(scene: Scene, method: Method, region: Region, engine: Engine) -> int:
+    """How many tasks of a region are bounded together, within the engine's memory."""
+    if method.optimise == "tuned" or region.tasks == 1:
+        return 1  # every task learns as much as it needs
+    memory = BATCH if engine.memory is None else min(engine.memory, BATCH)
+    step = max(1, engine.need(scene, method, region).tasks(memory))
+    if method.describe().keeps == "none":
+        # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
+        size, tokens = torch.finfo(engine.dtype).bits // 8, region.center.shape[0]
+        widest = max(v.shape[-1] for v in scene.clean)
+        step = min(step, max(1, engine.rows // (64 * size * tokens**2 * widest)))
+    return step
 
 
 def _plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:

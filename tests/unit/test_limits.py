@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import resource
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from test_sweep import Inline
 
 import buffet
 from buffet.attack import attack, attacked_radius
 from buffet.cli import main
+from buffet.experiments import SweepConfig, read_rows, sweep
 from buffet.loading.checkpoint import write_checkpoint
 from buffet.loading.tokenizer import word_level
 from buffet.regions import LpBall
@@ -105,12 +109,83 @@ def test_a_budget_holds():
     assert all(0 <= task.certified < 1.1 for task in found.tasks)  # attacks succeed beyond
 
 
-def test_memory_is_kept():
-    """Tasks that would take hundreds of megabytes together stay near a limit of some."""
-    model = buffet.load()
-    x = model.embed("a gripping , moving film with a warm and funny story and a great cast")
-    region = LpBall(x, [[word] for word in range(1, len(x) - 1)], 2)
-    verify(model, region.select([0]), 0.01, "lse", falsify=False)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    verify(model, region, 0.01, "lse", falsify=False, engine=Engine(memory=64 << 20))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 << 10  # KiB
+# --- memory -------------------------------------------------------------------------------------------------
+
+GROWTH = """
+import sys
+import torch
+import buffet
+from buffet.verify import Engine, verify
+
+directory, text, method, words, memory = sys.argv[1:]
+torch.set_num_threads(1)
+model = buffet.load(directory)
+region = buffet.LpBall(model.embed(text), [[1 + i] for i in range(int(words))], 2, 1e-3)
+
+
+def megabytes(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(name))
+
+
+verify(model, region.select([0]), method="interval", falsify=False)
+before = megabytes("VmRSS")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+engine = Engine(memory=int(memory))
+verify(model, region, method=method, steps=2, falsify=False, engine=engine, trace=lambda *step: None)
+print(megabytes("VmHWM") - before)
+"""
+"""By how many megabytes a process grows while it bounds some words of a network, one by one."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads how large a process is from /proc")
+@pytest.mark.parametrize(
+    ("method", "words", "limit"), [("lse", 22, 80), ("o-buffet", 12, 250), ("backward", 2, 80)]
+)
+def test_memory_is_kept(method, words, limit, tmp_path):
+    """Words that take more than that together; the process takes less than allowed, but not much less."""
+    directory = write_random(tmp_path / "model", width=64, layers=2)
+    given = [sys.executable, "-c", GROWTH, str(directory), TEXT, method, str(words), str(limit << 20)]
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
+    assert limit / 4 < float(done.stdout) < limit
+
+
+def test_too_little_memory_is_refused_in_one_line(slow, capsys):
+    given = ["certify", TEXT, "--model", str(slow), "--words", "1+2", "--memory", "50MB"]
+    for eps in ([], ["--eps", "0.1"]):
+        assert main([*given, "--method", "lse", *eps]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        for words in (
+            "one task takes about",
+            "50 MB are allowed",
+            "larger --memory",
+            "fewer words",
+            "backward",
+        ):
+            assert words in told
+
+
+def test_rivals_that_take_too_much_memory_are_left_out(tmp_path):
+    """What keeps no forms fits where its rivals do not."""
+    model = buffet.load(write_random(tmp_path / "model", width=64, layers=1))
+    region = LpBall(model.embed(TEXT), [1], 2)
+    method = replace(buffet.METHODS["backward"], rivals=("lse", "o-buffet"))
+    engine, rival = Engine(memory=10 << 20), buffet.METHODS["o-buffet"]
+    assert engine.holds(method.scene(model.program64, region.center, 0), method, region)
+    assert not engine.holds(rival.scene(model.program64, region.center, 0), rival, region)
+    assert verify(model, region, 1e-3, method, engine=engine).verdict == "certified"
+    assert buffet.radius(model, region, method, engine=engine, tolerance=0.1).certified > 0
+
+
+def test_a_task_that_takes_too_much_memory_is_a_row_of_a_sweep(tmp_path):
+    model = write_random(tmp_path / "model", width=32, layers=2)
+    given = {"models": [str(model)], "methods": ["lse", "interval"], "sentences": {"texts": [TEXT]}}
+    asked = {"words": {"count": 1}, "attack": False, "what": "verify", "verify": {"eps": [0.01]}}
+    run = {"workers": 1, "memory": 8 << 20}
+    sweep(SweepConfig.model_validate({**given, **asked, "run": run}), tmp_path / "rows.ndjson", Inline())
+    rows = {row.method: row for row in read_rows(tmp_path / "rows.ndjson")}
+    assert rows["interval"].ok
+    assert rows["lse"].status == "failed"
+    assert "one task takes about" in (rows["lse"].reason or "")

@@ -327,5 +327,7 @@ def test_little_memory_only_means_smaller_batches():
     region = LpBall(sentence(), [[i] for i in range(4)], 2, 0.01)
     label = answer(model(), sentence())
     whole = bound_margins(model(), region, METHODS["baseline"], label, Engine())
-    pieces = bound_margins(model(), region, METHODS["baseline"], label, Engine(memory=1, chunk=1))
+    scene = METHODS["baseline"].scene(model().program64, sentence(), label)
+    little = Engine(memory=Engine(chunk=1).need(scene, METHODS["baseline"], region).one, chunk=1)
+    pieces = bound_margins(model(), region, METHODS["baseline"], label, little)
     torch.testing.assert_close(whole, pieces, rtol=1e-5, atol=1e-6)

@@ -18,7 +18,7 @@ from buffet.allocator import keep_freed_memory
 from buffet.bench.cases import BenchCase
 from buffet.bench.measuring import Unit, bench_config, clocked
 from buffet.bounds.optimise import Tuning
-from buffet.bounds.propagation import kept_forms, needed_boxes
+from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
 from buffet.bounds.substitution import Scene, together, widest_rows
 from buffet.devices import device_named
 from buffet.loading.network import build_program
@@ -157,14 +157,8 @@ class _Walk:
         x = torch.empty(case.tokens, case.width, device="meta", dtype=torch.float64)
         double = {name: weight.double() for name, weight in weights.items()}
         scene = method.scene(build_program(config, double), x, 0)
-        nodes = scene.program.nodes
-        local: set[int] = set()
-        for index, node in enumerate(nodes):
-            linear = isinstance(node.op, Affine | Diagonal | Center | Offset)
-            if isinstance(node.op, Input) or (linear and node.inputs[0] in local):
-                local.add(index)
         kept = kept_forms(scene.program, method.describe())
-        return cls(scene, method, case.words, 1, frozenset(local), kept)
+        return cls(scene, method, case.words, 1, local_nodes(scene.program), kept)
 
     @property
     def nodes(self) -> tuple[Node, ...]:

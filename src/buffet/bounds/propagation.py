@@ -23,7 +23,20 @@ from torch import Tensor
 from buffet.bounds.intervals import Box, interval
 from buffet.bounds.linear import Form
 from buffet.bounds.substitution import Bounds, Relax, Scene, Stop, together
-from buffet.program import Apply, Bilinear, Input, Mix, Node, Program, Scores, Softmax
+from buffet.program import (
+    Affine,
+    Apply,
+    Bilinear,
+    Center,
+    Diagonal,
+    Input,
+    Mix,
+    Node,
+    Offset,
+    Program,
+    Scores,
+    Softmax,
+)
 from buffet.regions import Region
 
 Sharpen = Callable[[Bounds, Sequence[int], Mapping[int, Stop]], dict[int, Box]]
@@ -148,6 +161,16 @@ def needed_boxes(program: Program) -> frozenset[int]:
     """
     read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
     return frozenset(i for i in read if not isinstance(program.nodes[i].op, Input | Apply))
+
+
+def local_nodes(program: Program) -> frozenset[int]:
+    """Nodes behind linear operations on single tokens only: their forms are exact."""
+    local: set[int] = set()
+    for index, node in enumerate(program.nodes):
+        linear = isinstance(node.op, Affine | Diagonal | Center | Offset)
+        if isinstance(node.op, Input) or (linear and node.inputs[0] in local):
+            local.add(index)
+    return frozenset(local)
 
 
 def boxed_nodes(program: Program) -> frozenset[int]:

@@ -356,18 +356,23 @@ class Bounds:
 
 
 def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
-    """Coefficients that one feature of `root` (at all its tokens) has at the widest node on the way down.
+    """Coefficients that one feature of `root` (at all its tokens) has at the widest node on the way down."""
+    return max(row_entries(scene, root, stops))
+
+
+def row_entries(scene: Scene, root: int, stops: Collection[int]) -> Iterator[int]:
+    """Coefficients that one feature of `root` (at all its tokens) has at every node on the way down.
 
     Rows read only their own token until they pass through attention; from there on every token.
     """
     groups = scene.clean[root].shape[0]
-    pending, widest = {root: False}, 1
+    pending = {root: False}
     for index in range(root, -1, -1):
         if index not in pending:
             continue
         dense = pending.pop(index)
         tokens, features = scene.clean[index].shape
-        widest = max(widest, (tokens if dense else 1) * features * groups)
+        yield (tokens if dense else 1) * features * groups
         if index not in stops:
             node = scene.program.nodes[index]
             mixes = isinstance(node.op, Scores | Mix) or (
@@ -375,7 +380,6 @@ def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
             )
             for source in node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs:
                 pending[source] = pending.get(source, False) or dense or mixes
-    return widest
 
 
 def together(program: Program, nodes: frozenset[int]) -> dict[int, tuple[int, ...]]:

@@ -156,7 +156,14 @@ def certify(
         int,
         typer.Option(metavar="N", help="Threads. More than one helps large models, and slows small ones."),
     ] = 1,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory the bounds may take together.")] = "2GB",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory the bounds may take (**512MB**, **4GB**); what takes more is refused. Default: what"
+            " one word takes, and several at once within 2GB.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
 ) -> None:
     """Prove how far the words of a sentence can move before the model may change its answer.
@@ -193,7 +200,7 @@ def certify(
         label=label,
         attack=not no_attack,
         seed=within("--seed", seed, 0, 2**63 - 1),
-        memory=parse_memory(memory),
+        memory=None if memory is None else parse_memory(memory),
         device=str(device_named(device)),
     )
     request.chosen  # noqa: B018 (an unknown part is an error before any work)

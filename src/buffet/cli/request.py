@@ -59,7 +59,7 @@ class Request:
     label: str | None
     attack: bool
     seed: int
-    memory: int
+    memory: int | None
     device: str
 
     @property

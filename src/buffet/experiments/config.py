@@ -140,7 +140,7 @@ class Running(_Table):
         None  # seconds, per batch of a sentence
     )
     retries: Annotated[int, Field(ge=0, le=100)] = 2  # after a worker died
-    memory: Annotated[int, Field(ge=1 << 20)] = 2 << 30  # bytes the bounds of a worker may take
+    memory: Annotated[int, Field(ge=1 << 20)] | None = None  # bytes the bounds of a worker may take
     gpus: Annotated[float, Field(ge=0, le=64)] = 0.0  # per worker, with ray
     device: str = "cpu"  # where a worker computes; a name, or auto
 

@@ -35,7 +35,7 @@ class GroundJob:
 
     setting: Setting
     question: Question
-    memory: int
+    memory: int | None
     device: str = "cpu"
 
     def run(self) -> Ground:
@@ -85,7 +85,7 @@ class UnitJob:
 
     unit: Unit
     ground: Ground
-    memory: int
+    memory: int | None
     device: str = "cpu"
 
     def run(self) -> Findings:

@@ -71,7 +71,7 @@ class Query(_Frozen):
     attack: bool
     seed: int
     threads: int
-    memory: int  # bytes
+    memory: int | None  # bytes that were allowed
     device: str = "cpu"
 
 
