@@ -62,7 +62,8 @@ def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
     match op:
         case Affine():
             weight = op.weight.to(dtype)
-            return LinearLink(lambda x: x @ weight.mT, lambda m: (m @ weight,))
+            transposed = weight.mT
+            return LinearLink(lambda x: x @ transposed, lambda m: (m @ weight,))
         case Diagonal():
             scale = op.weight.to(dtype)
             return LinearLink(lambda x: x * scale, lambda m: (m * scale,))
@@ -220,7 +221,7 @@ class PlanesLink(Link):
         whole = self.out.terms(multipliers)
         parts = torch.stack([whole.clamp_min(0), whole.clamp_max(0)])
         to_a, to_b = torch.addcmul(self.x, alpha, self.x_step), torch.addcmul(self.y, alpha, self.y_step)
-        pulled = self.a.summed(parts * to_a, sides=True), self.b.summed(parts * to_b, sides=True)
+        pulled = self.a.total(parts * to_a), self.b.total(parts * to_b)
         return pulled, (multipliers, parts, alpha)
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
@@ -228,7 +229,7 @@ class PlanesLink(Link):
         a, b = self.a.terms(values[0]), self.b.terms(values[1])
         step = torch.addcmul(torch.addcmul(self.constant_step, self.x_step, a), self.y_step, b)
         plane = torch.addcmul(torch.addcmul(self.constant, self.x, a), self.y, b)
-        below, above = self.out.summed(torch.addcmul(plane, alpha, step))
+        below, above = self.out.each(torch.addcmul(plane, alpha, step))
         return torch.where(multipliers.signbit(), above, below), (parts, step)
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
@@ -243,41 +244,38 @@ class _Axes:
     """How a factor or the output of a product lies in its terms: views, made out once."""
 
     split: tuple[int, ...]  # its axes after tasks and rows,
-    order: tuple[int, ...] | None  # the order in which the terms have them,
-    spread: tuple[int, ...]  # and all axes of the terms, of size 1 where it has none
+    order: tuple[int, ...] | None  # all of them in the order of the terms, if that is another one,
+    spread: tuple[int, ...]  # and those of the terms, of size 1 where it has none
     gone: tuple[int, ...]  # from the end, axes of the terms that it does not have
     back: tuple[int, ...] | None  # from the order of the terms to its own
 
     @staticmethod
     def of(op: Bilinear, axes: str, sizes: Mapping[str, int]) -> _Axes:
         kept = [c for c in op.terms if c in axes]
-        order, back = [axes.index(c) for c in kept], [kept.index(c) for c in axes]
-        straight = order == sorted(order)
+        straight = "".join(kept) == axes
         return _Axes(
             split=tuple(sizes[c] for c in axes),
-            order=None if straight else tuple(order),
+            order=None if straight else (0, 1, *(2 + axes.index(c) for c in kept)),
             spread=tuple(sizes[c] if c in axes else 1 for c in op.terms),
             gone=tuple(place - len(op.terms) for place, c in enumerate(op.terms) if c not in axes),
-            back=None if straight else tuple(back),
+            back=None if straight else (0, 1, *(2 + kept.index(c) for c in axes)),
         )
 
     def terms(self, value: Tensor) -> Tensor:
         """``[tasks, rows, tokens, features]`` over the axes of the terms."""
-        lead = value.shape[:2]
-        if self.order is None:
-            return value.reshape(*lead, *self.spread)
-        value = value.reshape(*lead, *self.split).permute(0, 1, *(2 + place for place in self.order))
-        return value.reshape(*lead, *self.spread)
+        tasks, rows, *_ = value.shape
+        if self.order is not None:
+            value = value.reshape(tasks, rows, *self.split).permute(self.order)
+        return value.reshape(tasks, rows, *self.spread)
 
-    def summed(self, terms: Tensor, sides: bool = False) -> Tensor:
-        """The sum over all other axes of ``[sides, tasks, rows, *terms]``, as its value; possibly of both
-        sides."""
-        gone = (0, *self.gone) if sides else self.gone
-        total = terms.sum(gone) if gone else terms
-        if self.back is not None:
-            lead = total.ndim - len(self.back)
-            total = total.permute(*range(lead), *(lead + place for place in self.back))
-        return total.flatten(total.ndim - len(self.split) + 1)
+    def total(self, terms: Tensor) -> Tensor:
+        """The sum of ``[sides, tasks, rows, *terms]`` over the sides and the axes it does not have."""
+        total = terms.sum((0, *self.gone))
+        return (total if self.back is None else total.permute(self.back)).flatten(3)
+
+    def each(self, terms: Tensor) -> Tensor:
+        """The same for every side, where the order is that of the terms."""
+        return (terms.sum(self.gone) if self.gone else terms).flatten(4)
 
 
 def _row(value: Tensor, dtype: torch.dtype) -> Tensor:
