@@ -12,6 +12,7 @@ from buffet.bounds.sheet import Sheet
 from buffet.bounds.substitution import Bounds
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
+from buffet.program import Apply
 from buffet.random_models import random_model
 from buffet.regions import Box, CandidateSet, LpBall, Region
 
@@ -112,3 +113,14 @@ def test_a_task_without_a_bound_leaves_the_others_alone():
     assert margins[0].isnan().all()
     assert torch.equal(margins[1], right[1])
     assert gradient(torch.ones_like(margins))[1].isfinite().all()
+
+
+def test_sides_without_a_share_keep_their_default_line():
+    """What was learned at another ε may lack sides that are free here, and have some that are not."""
+    with torch.no_grad():
+        bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
+    shares = sheet.shares
+    lines = [i for i, node in enumerate(bounds.nodes) if isinstance(node.op, Apply)]
+    shares[lines[0]] = {}
+    shares[lines[1]]["upper"] = shares[lines[1]]["lower"]
+    compare(bounds, Sheet(shares), torch.float64, 1e-6)

@@ -7,6 +7,7 @@ softmax        softmax taken apart, or bounded as a whole
 choices        what is free in a relaxation, and how it is chosen
 sheet          all that is free, in one tensor
 links          what an operation over a fixed box does to multipliers and values; softmax_link: softmax
+lines          all free lines over fixed boxes, made together
 lagrangian     the margin over fixed boxes and its gradient in what is free, quickly and roughly
 optimise       what is free, learned by gradient
 intervals      interval arithmetic of every operation

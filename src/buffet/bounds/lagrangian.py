@@ -13,7 +13,7 @@ allowance for rounding: it serves to choose shares, whose bound is then computed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.intervals import Box
+from buffet.bounds.lines import Lines
 from buffet.bounds.links import LinesLink, Link, PlanesLink, State, linear_link
 from buffet.bounds.sheet import Gradient, Shares, Sheet
 from buffet.bounds.softmax_link import SoftmaxLink
@@ -48,18 +49,27 @@ class Lagrangian:
     dtype: torch.dtype
     tokens: Mapping[int, int]  # how many tokens of a node the margin depends on
     steps: tuple[Step, ...]  # in the order of the nodes
+    lines: Lines | None  # that are free
 
     @staticmethod
     def over(bounds: Bounds, dtype: torch.dtype = torch.float32) -> Lagrangian:
         """That of the boxes of `bounds`."""
         tokens = tokens_read(bounds)
-        steps = []
+        steps, curves = [], []
         for index in sorted(tokens.keys() - {0}):
             node, sources = bounds.nodes[index], _sources(bounds.nodes[index])
+            if isinstance(node.op, Apply | Bilinear | Softmax):
+                inputs = _inputs(bounds, node, tokens[index])
+                link = _relaxed(node.op, inputs, dtype)
+                if isinstance(node.op, Apply):
+                    curves.append((index, node.op.function, *inputs[0]))
+            else:
+                link = linear_link(node.op, bounds.clean[sources[0]], dtype)
             read = [reads(node.op, place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
             cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
-            steps.append(Step(index, _link(bounds, index, tokens, dtype), sources, tuple(cuts)))
-        return Lagrangian(bounds.region, bounds.clean[-1], dtype, tokens, tuple(steps))
+            steps.append(Step(index, link, sources, tuple(cuts)))
+        lines = Lines.over(curves)
+        return Lagrangian(bounds.region, bounds.clean[-1], dtype, tokens, tuple(steps), lines)
 
     def margins(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks others"], Gradient]:
         """Lower bounds of the margins, up to rounding, and how to get their gradient."""
@@ -93,11 +103,13 @@ class Lagrangian:
     def _passes(self, shares: Mapping[int, Shares]) -> tuple[Tensor, dict[int, State]]:
         """The margins, and what every link knows afterwards."""
         states: dict[int, State] = {}
+        lines = self.lines(shares, self.dtype) if self.lines else {}
         unit = torch.eye(self.clean.shape[-1], dtype=self.dtype, device=self.clean.device)[:, None]
         pending = {self.steps[-1].index: unit.expand(self.region.tasks, *unit.shape)}
         for step in reversed(self.steps):
             i = step.index
-            found, states[i] = step.link.pull(pending.pop(i), shares.get(i, {}))
+            given = lines.get(i, {}) if isinstance(step.link, LinesLink) else shares.get(i, {})
+            found, states[i] = step.link.pull(pending.pop(i), given)
             for source, part in zip(step.sources, found, strict=True):
                 pending[source] = _plus(pending[source], part) if source in pending else part
         values = {0: self._lowest(pending.pop(0))}
@@ -142,21 +154,26 @@ def _sources(node: Node) -> tuple[int, ...]:
     return node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs
 
 
-def _link(bounds: Bounds, index: int, tokens: Mapping[int, int], dtype: torch.dtype) -> Link:
-    node, wanted = bounds.nodes[index], tokens[index]
-    if not isinstance(node.op, Apply | Bilinear | Softmax):
-        return linear_link(node.op, bounds.clean[node.inputs[0]], dtype)
-    clean, boxes = [], []
+def _inputs(bounds: Bounds, node: Node, wanted: int) -> list[tuple[Tensor, Box]]:
+    """Clean values and boxes of the tokens of its inputs that a node reads."""
+    found = []
     for place, source in enumerate(node.inputs):
-        count = reads(node.op, place, wanted, bounds.clean[source].shape[0])
+        count = reads(node.op, place, wanted, len(bounds.clean[source]))
         box = bounds.boxes[source]
-        clean.append(bounds.clean[source][:count])
-        boxes.append(Box(box.lower[:, :count], box.upper[:, :count]))
-    if isinstance(node.op, Apply):
-        return LinesLink.over(node.op, clean[0], boxes[0], dtype)
-    if isinstance(node.op, Softmax):
-        return SoftmaxLink.over(node.op, clean[0], *boxes)
-    return PlanesLink.over(node.op, (clean[0], clean[1]), boxes[0], boxes[1], dtype)
+        found.append((bounds.clean[source][:count], Box(box.lower[:, :count], box.upper[:, :count])))
+    return found
+
+
+def _relaxed(op: Op, inputs: Sequence[tuple[Tensor, Box]], dtype: torch.dtype) -> Link:
+    clean, boxes = [value for value, _ in inputs], [box for _, box in inputs]
+    match op:
+        case Apply():
+            return LinesLink.over(op.function, clean[0], boxes[0], dtype)
+        case Bilinear():
+            return PlanesLink.over(op, (clean[0], clean[1]), boxes[0], boxes[1], dtype)
+        case Softmax():
+            return SoftmaxLink.over(op, clean[0], *boxes)
+    raise NotImplementedError(type(op).__name__)
 
 
 def _plus(a: Tensor, b: Tensor) -> Tensor:

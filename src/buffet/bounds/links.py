@@ -5,24 +5,23 @@ selects, and then the values of its inputs to that of its output, through the sa
 depends on its share, and the product of multiplier and derivative is the gradient of the whole bound.
 
 All that depends on a box alone is made once. Multipliers and values are ``[tasks, rows, tokens, features]``,
-in single precision; lines are made in float64, as differences of nearly equal numbers. There is no allowance
-for rounding: links help to choose shares, and prove nothing.
+in single precision; lines are made in float64 (`lines`), as differences of nearly equal numbers. There is no
+allowance for rounding: links help to choose shares, and prove nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS, Function
 from buffet.bounds.intervals import Box, as_terms
 from buffet.bounds.relaxations import SIDES, Side, relax, slope_range
 from buffet.bounds.sheet import Shares
-from buffet.program import Add, Affine, Apply, Bilinear, Center, Diagonal, Offset, Op, Pool
+from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
 
 State = tuple[Any, ...]
 
@@ -30,8 +29,8 @@ State = tuple[Any, ...]
 class Link:
     """One operation. What `pull` and `push` find out on the way is handed on to the next call."""
 
-    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
-        """The multipliers of the inputs."""
+    def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
+        """The multipliers of the inputs; `given` are the shares of the node, or lines made of them."""
         raise NotImplementedError
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
@@ -50,7 +49,7 @@ class LinearLink(Link):
     forth: Callable[..., Tensor]
     back: Callable[[Tensor], tuple[Tensor, ...]]
 
-    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
+    def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
         return self.back(multipliers), ()
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
@@ -82,89 +81,53 @@ def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
     raise NotImplementedError(type(op).__name__)
 
 
+class Line(NamedTuple):
+    """Slope and intercept, and how far from the centre it touches: minus the derivative of the intercept."""
+
+    slope: Tensor
+    intercept: Tensor
+    run: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class LinesLink(Link):
-    """An elementwise function between its lines; a share is a slope between the least and the largest."""
+    """An elementwise function between two lines, those made of its shares (`Lines`) or the default ones."""
 
-    function: Function
-    center: Tensor  # all are [tasks, 1, tokens, features]
-    low: Tensor
-    high: Tensor
-    at_center: Tensor
-    ranges: Mapping[Side, tuple[Tensor, Tensor]]  # least slope, and how much there is above it
-    default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept where there is no share
+    default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept; all are [tasks, 1, tokens, features]
+    room: Mapping[Side, Tensor]  # by how much a share can change the slope
 
     @staticmethod
-    def over(op: Apply, clean: Tensor, box: Box, dtype: torch.dtype) -> LinesLink:
-        f = FUNCTIONS[op.function]
-        where = op.function, clean, box.lower, box.upper
+    def over(function: str, clean: Tensor, box: Box, dtype: torch.dtype) -> LinesLink:
+        where = function, clean, box.lower, box.upper
         lines = relax(*where)
-        ranges = {}
-        for side in SIDES:
-            least, most = slope_range(*where, side)
-            ranges[side] = least.unsqueeze(1), (most - least).unsqueeze(1)
-        low, high = (clean + end for end in (box.lower, box.upper))
+        room = {side: torch.sub(*reversed(slope_range(*where, side))) for side in SIDES}
         return LinesLink(
-            function=f,
-            center=clean[None, None],
-            low=f.admit(low).unsqueeze(1),
-            high=high.unsqueeze(1),
-            at_center=f.value(clean)[None, None],
-            ranges=ranges,
             default={
                 "lower": (_row(lines.lower_slope, dtype), _row(lines.lower_intercept, dtype)),
                 "upper": (_row(lines.upper_slope, dtype), _row(lines.upper_intercept, dtype)),
             },
+            room={side: _row(value, dtype) for side, value in room.items()},
         )
 
-    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
-        slopes, intercepts, runs = zip(
-            *(
-                self._line(side, shares[side], multipliers.dtype)
-                if side in shares
-                else (*self.default[side], None)
-                for side in SIDES
-            ),
-            strict=True,
-        )
-        above = multipliers.signbit()
-        slope = torch.where(above, slopes[1], slopes[0])
-        intercept = torch.where(above, intercepts[1], intercepts[0])
-        return (multipliers * slope,), (multipliers, slope, intercept, *runs)
-
-    def _line(self, side: Side, share: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Slope and intercept, and how far from the centre the line touches: minus the intercept's
-        derivative."""
-        least, room = self.ranges[side]
-        slope = torch.addcmul(least, room, share.double().unsqueeze(1))
-        touch = self._touch(side, slope)
-        run = touch - self.center
-        intercept = torch.addcmul(self.function.value(touch) - self.at_center, slope, run, value=-1)
-        return slope.to(dtype), intercept.to(dtype), run.to(dtype)
-
-    def _touch(self, side: Side, slope: Tensor) -> Tensor:
-        """Where in the box ``f(x) − slope·x`` is smallest (lower line) or largest."""
-        f = self.function
-        points = (f.near_minima or f.minima) if side == "lower" else (f.near_maxima or f.maxima)
-        # A useful slope touches at such a point, or at the end of the box next to it (or at both, if there
-        # is none: the chord).
-        x, *others = (torch.fmin(torch.fmax(x, self.low), self.high) for x in points(slope))
-        for y in others:
-            gap = f.value(y) - f.value(x) - slope * (y - x)
-            x = torch.where(gap < 0 if side == "lower" else gap > 0, y, x)
-        return x
+    def pull(self, multipliers: Tensor, given: Mapping[str, Line]) -> tuple[tuple[Tensor, ...], State]:
+        below, above = (given.get(side) or Line(*self.default[side], self.room[side]) for side in SIDES)
+        negative = multipliers.signbit()
+        slope = torch.where(negative, above.slope, below.slope)
+        intercept = torch.where(negative, above.intercept, below.intercept)
+        runs = {side: given[side].run for side in given}
+        return (multipliers * slope,), (multipliers, slope, intercept, runs)
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
-        _, slope, intercept, *_ = state
-        return torch.addcmul(intercept, slope, values[0]), (*state, values[0])
+        multipliers, slope, intercept, runs = state
+        return torch.addcmul(intercept, slope, values[0]), (multipliers, runs, values[0])
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
-        multipliers, _, _, *runs, value = state
-        found: dict[str, Tensor] = {}
-        for side, run, part in zip(SIDES, runs, (multipliers.clamp_min, multipliers.clamp_max), strict=True):
-            if run is not None:
-                found[side] = over_rows(weights * part(0) * (value - run)) * self.ranges[side][1].squeeze(1)
-        return found
+        multipliers, runs, value = state
+        parts = {"lower": multipliers.clamp_min, "upper": multipliers.clamp_max}
+        return {
+            side: over_rows(parts[side](0) * (value - run) * (weights * self.room[side]))
+            for side, run in runs.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +179,8 @@ class PlanesLink(Link):
             constant_step=cast(constant - x_high * second),
         )
 
-    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
-        alpha = torch.stack([shares[side] for side in SIDES]).unsqueeze(2)
+    def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
+        alpha = torch.stack([given[side] for side in SIDES]).unsqueeze(2)
         whole = self.out.terms(multipliers)
         parts = torch.stack([whole.clamp_min(0), whole.clamp_max(0)])
         to_a, to_b = torch.addcmul(self.x, alpha, self.x_step), torch.addcmul(self.y, alpha, self.y_step)

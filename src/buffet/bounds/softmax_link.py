@@ -130,13 +130,13 @@ class SoftmaxLink(Link):
             lower_constant=value - self.weights,
         )
 
-    def pull(self, multipliers: Tensor, shares: Shares) -> tuple[tuple[Tensor, ...], State]:
-        given = {key: share.double().unsqueeze(1) for key, share in shares.items()}
-        tangents = self._tangents(given["point"], given["mixture"])
+    def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
+        point, mixture, shift = (given[key].double().unsqueeze(1) for key in ("point", "mixture", "shift"))
+        tangents = self._tangents(point, mixture)
         whole = self._split(multipliers)
         middle, largest, smallest = whole.median(-1, True), whole.max(-1, True), whole.min(-1, True)
         size = largest.values - smallest.values
-        away = (given["shift"] - 0.5).to(whole.dtype).unsqueeze(-1)
+        away = (shift - 0.5).to(whole.dtype).unsqueeze(-1)
         shifted = whole - torch.addcmul(middle.values, away, size)
 
         def chosen(below: Tensor, above: Tensor, negative: Tensor) -> Tensor:
