@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
@@ -160,6 +163,21 @@ def test_a_hostile_image_classifier_is_refused(file, content, place):
     valid = json.loads(place.vision[file])
     text = json.dumps({**valid, **content} if isinstance(content, dict) else content)
     assert refusal(place.checkpoint({file: text.encode()}, place.vision))
+
+
+def test_a_picture_that_ends_in_the_middle_is_refused(place):
+    """Of which Pillow says that it is a `SyntaxError`."""
+    stream = io.BytesIO()
+    Image.new("RGB", (6, 6), 7).save(stream, "PNG")
+    data = stream.getvalue()
+    path = place.root / "broken.png"
+    for cut in range(1, len(data)):
+        path.write_bytes(data[:cut] + data[cut + 1 :])
+        with suppress(BuffetError):
+            place.seeing.embed(path)
+    path.write_bytes(b"P6 20000 20000 255\n" + data)
+    with pytest.raises(BuffetError, match="not a picture that can be read"):
+        place.seeing.embed(path)
 
 
 def test_what_upsets_transformers_is_one_line(place, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from buffet.errors import BuffetError
 from buffet.loading.agreement import as_float32, largest_difference
+from buffet.loading.config import one_line
 from buffet.loading.model import Model
 from buffet.loading.tokenizer import Encoding
 from buffet.loading.vision import ImageConfig
@@ -114,12 +116,14 @@ def _picture(path: Path, channels: int) -> Tensor:
     if channels not in (1, 3):
         raise BuffetError(f"{path}: a picture has 1 or 3 channels, the model reads {channels}")
     try:
-        with Pictures.open(path) as picture:
-            pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Pictures.DecompressionBombWarning)
+            with Pictures.open(path) as picture:
+                pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
     except FileNotFoundError:
         raise BuffetError(f"{path}: no such picture") from None
-    except (OSError, ValueError, Pictures.DecompressionBombError) as error:
-        raise BuffetError(f"{path}: not a picture that can be read: {error}") from None
+    except Exception as error:  # of a broken picture Pillow raises whatever comes to its mind
+        raise BuffetError(f"{path}: not a picture that can be read: {one_line(error)}") from None
     array = torch.from_numpy(pixels.copy())
     return array if channels == 1 else array.movedim(-1, 0)
 
