@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.linear import AddPiece, Form, LinesPiece, PlanesPiece, Rows, SoftmaxPiece, exact_piece
+from buffet.bounds.medians import MANY, lower_median
 from buffet.program import (
     Add,
     Affine,
@@ -84,6 +85,14 @@ PAIRS = [
     if first["groups"] == second["groups"]
     and (first["diagonal"] == second["diagonal"] or "dense, shared by tasks" not in (a, b))
 ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16, 33])
+def test_the_quick_median_is_the_median(count: int) -> None:
+    many = random(2, count, 2 * MANY // count)
+    few = many[..., :3].round()  # ties
+    for values in (many, many.round(), few):
+        assert torch.equal(lower_median(values, 1), values.median(1, keepdim=True).values)
 
 
 def jacobian(op: Op) -> Tensor:

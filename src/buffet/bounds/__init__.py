@@ -11,6 +11,7 @@ lines          all free lines over fixed boxes, made together
 lagrangian     the margin over fixed boxes and its gradient in what is free, quickly and roughly
 optimise       what is free, learned by gradient
 intervals      interval arithmetic of every operation
+medians        the median of a few numbers, many times over
 linear         what a (relaxed) operation does to linear bounds, backwards and forwards
 substitution   rows of a node → linear forms of the input
 propagation    the walks over the graph: interval, forward, baf, backward

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buffet.bounds.medians import lower_median
 from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
 
 
@@ -381,7 +382,7 @@ class SoftmaxPiece(Piece):
 
     def pull(self, rows: Rows) -> Pulled:
         a = self._split(rows.coefs)
-        constant = a.median(3, keepdim=True).values
+        constant = lower_median(a, 3)
         if self.shift is not None:
             size = a.amax(3, keepdim=True) - a.amin(3, keepdim=True)
             constant = constant + (rows.read(self.shift) - 0.5)[..., None, None] * size
