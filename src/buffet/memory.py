@@ -70,7 +70,8 @@ def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> 
     if propagation.keeps == "boxes":
         return Need(0, each)
     each += 8 * PLANES * _terms(scene)
-    stops = kept | local
+    # With a window, rows pass some of the nodes that keep forms.
+    stops = local if propagation.keeps == "none" else kept | local
     if method.optimise in ("final", "tuned"):
         each += LEARNED * size * _terms(scene)
     if method.optimise == "all":
@@ -90,7 +91,7 @@ def chunk_within(memory: int, chunk: int) -> int:
 def readable(size: int) -> str:
     """A number of bytes, rounded up, as `--memory` takes it."""
     mega = max(1, math.ceil(size / (1 << 20)))
-    return f"{mega} MB" if mega < 1000 else f"{math.ceil(mega / 102.4) / 10} GB"
+    return f"{mega} MB" if mega < 10_000 else f"{math.ceil(mega / 102.4) / 10} GB"
 
 
 def _root(scene: Scene, index: int) -> int:

@@ -153,6 +153,9 @@ def radius(
     begin = time.perf_counter()
     deadline = begin + checked_budget(budget) if budget is not None else None
     attack_end = None if budget is None else begin + ATTACK_SHARE * budget
+    query = _Query(model, region, label, engine or Engine(), deadline)
+    prover = _Prover(query, chosen)
+    query.engine.check(prover.scene, chosen, region)
     if attacked is not None:
         broken = torch.as_tensor(attacked, dtype=torch.float64).expand(region.tasks)
     elif attack or clean < 0:
@@ -169,13 +172,10 @@ def radius(
     if not bool(broken.isfinite().all()):
         guessed = attacked_radius(model.program64, region, label, GUESS_ATTACK, deadline=attack_end)
         scale = torch.where(broken.isfinite(), broken, guessed)
-    query = _Query(model, region, label, engine or Engine(), deadline)
 
     def search_from(guess: float, shape: Shape | None) -> Strategy:
         return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else hopeless()
 
-    prover = _Prover(query, chosen)
-    query.engine.check(prover.scene, chosen, region)
     driver = _Driver(search_from, region.tasks, deadline, report)
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.

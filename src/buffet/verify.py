@@ -225,16 +225,18 @@ def best_margins(
     rivals = method.challengers()
     quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
     best: Tensor | None = None
+    own = method.scene(model.program64, region.center, label)
+    engine.check(own, method, region)
     for candidate in (*quick, method, *slow):
         if best is not None and control.expired:
             break
-        scene = candidate.scene(model.program64, region.center, label)
-        if candidate is not method and not engine.holds(scene, candidate, region):
-            continue
         tasks = torch.arange(region.tasks)
         if best is not None and candidate is not method and candidate.optimise != "none":
             tasks = (~proven(best)).nonzero()[:, 0]
         if not len(tasks):
+            continue
+        scene = own if candidate is method else candidate.scene(model.program64, region.center, label)
+        if candidate is not method and not engine.holds(scene, candidate, region):
             continue
         tell = trace if candidate is method else None
         found = bound_margins(model, region.select(tasks), candidate, label, engine, scene, control, tell)

@@ -16,6 +16,7 @@ from test_sweep import Inline
 import buffet
 from buffet.attack import attack, attacked_radius
 from buffet.cli import main
+from buffet.cli.request import LEAST_BUDGET, Request, _until
 from buffet.experiments import SweepConfig, read_rows, sweep
 from buffet.loading.checkpoint import write_checkpoint
 from buffet.loading.tokenizer import word_level
@@ -72,14 +73,35 @@ def test_a_command_ends_within_its_budget(slow, method, eps, capsys):
     assert len(json.loads(capsys.readouterr().out)["tasks"]) == 3
 
 
-def test_groups_of_words_share_a_budget(tmp_path, capsys):
-    """The first group cannot use it up: the flagship is not done in that time."""
+def test_groups_of_words_share_what_is_left_of_a_budget(tmp_path, capsys):
+    """A group has its share of the time that is left, and those that none is left for are answered too."""
     model = write_random(tmp_path / "model", width=32, layers=1)
-    given = ["certify", TEXT, "--model", str(model), "--words", "1,2+3,4+5+6", "--no-attack"]
-    assert main([*given, "--budget", "3", "--json"]) == 0
+    given = ["certify", TEXT, "--model", str(model), "--words", "1,2+3", "--no-attack", "--method", "lse"]
+    assert main([*given, "--budget", "1e-6", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert all(task["certified"] > 0 for task in found["tasks"])
-    assert found["query"]["budget"] == 3
+    assert [task["certified"] for task in found["tasks"]] == [0, 0]
+    assert found["query"]["budget"] == 1e-6
+    request = Request(
+        text=TEXT,
+        model=str(model),
+        words="1,2+3",
+        special=False,
+        norm=2.0,
+        eps=None,
+        method="lse",
+        parts={},
+        search="secant",
+        budget=8.0,
+        trace=None,
+        label=None,
+        attack=False,
+        seed=0,
+        memory=None,
+        device="cpu",
+    )
+    assert _until(request, time.perf_counter() + 800.0, 0.25).budget == pytest.approx(200.0, rel=0.1)
+    assert _until(request, time.perf_counter() - 800.0).budget == LEAST_BUDGET
+    assert _until(request, None).budget == 8.0
 
 
 def test_an_attack_ends_at_its_deadline(slow):
