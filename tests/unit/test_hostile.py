@@ -23,7 +23,8 @@ from buffet.errors import BuffetError
 from buffet.experiments import read_rows
 from buffet.loading import load
 from buffet.reproduce.stages import Workspace, _times
-from buffet.train import train
+from buffet.train import TrainSettings, train
+from buffet.train.pretrained import read_encoder
 from buffet.train.state import resume_file
 from checkpoints import refusal, write
 from corruptions import Opened
@@ -112,6 +113,14 @@ def test_a_row_that_is_nested_too_deeply_is_a_torn_end(tmp_path):
     rows = tmp_path / "rows.ndjson"
     rows.write_bytes(b'{"key":"' + b"[" * 10 + b"\n" + b'{"key":' + b"[" * 200_000 + b"\n")
     assert read_rows(rows) == []
+
+
+def test_the_sizes_of_an_encoder_are_checked_before_anything_is_made(place):
+    """A configuration that calls for tens of gigabytes: nothing of that size is allocated."""
+    text = json.dumps({**json.loads(place.files["config.json"]), "hidden_size": 65_536})
+    directory = place.checkpoint({"config.json": text.encode()})
+    with pytest.raises(BuffetError, match="the configuration says"):
+        read_encoder(directory, TrainSettings.of(data=place.corpus, out=place.root / "out"), 2)
 
 
 @pytest.mark.parametrize("norm", ["bert", "nan", "0.5", ""])

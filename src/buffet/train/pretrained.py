@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from buffet.loading.config import ModelConfig
 from buffet.loading.families import read_architecture
 from buffet.loading.tokenizer import Tokenizer
 from buffet.loading.vocabulary import read_tokenizer
-from buffet.loading.weights import in_memory, open_weights, read_tensors
+from buffet.loading.weights import Stored, open_weights, read_tensors
 from buffet.train.network import first_weights, labels_of, validated
 from buffet.train.settings import TrainSettings
 
@@ -50,10 +51,16 @@ def read_encoder(directory: Path, settings: TrainSettings, classes: int) -> Enco
         for key, tensor in open_weights(directory).items()
         if (name := architecture.name(key)) in shapes and not name.startswith(CLASSIFIER)
     }
+    # Made when they are read, after the encoder: by then its tensors have turned out to be of these sizes.
+    weights = cache(partial(first_weights, config, settings))
+
+    def made(name: str) -> Tensor:
+        return weights()[name]
+
     fresh = {
-        name: tensor
-        for name, tensor in first_weights(config, settings).items()
+        name: Stored("F32", shape, partial(made, name))
+        for name, shape in shapes.items()
         if name.startswith((POOLER, CLASSIFIER))
     }
-    tensors = read_tensors({**in_memory(fresh), **stored}, architecture, str(directory))
+    tensors = read_tensors({**fresh, **stored}, architecture, str(directory))
     return Encoder(config, tensors, read_tokenizer(directory, config.vocab_size))
