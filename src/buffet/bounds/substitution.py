@@ -176,7 +176,8 @@ class Bounds:
         No forms are kept.
         """
         unit = torch.finfo(dtype).eps
-        fresh = replace(self, relax=relax, dtype=dtype, unit=unit, pieces={}, forms={}, locals={})
+        known = self._locals(dtype)
+        fresh = replace(self, relax=relax, dtype=dtype, unit=unit, pieces={}, forms={}, locals=known)
         for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
             fresh.linearise(index, node)
         return fresh
@@ -185,10 +186,13 @@ class Bounds:
         """The same pieces and forms, with sums taken in float64: for the one row that decides."""
         exact = self.scene.exact(torch.float64)
         pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
-        fresh = replace(self, dtype=torch.float64, pieces=pieces, locals={})
-        for index in sorted(self.locals):
-            fresh.localise(index, self.nodes[index])
-        return fresh
+        return replace(self, dtype=torch.float64, pieces=pieces, locals=self._locals(torch.float64))
+
+    def _locals(self, dtype: torch.dtype) -> dict[int, Local]:
+        """The exact forms in a precision."""
+        if dtype == self.dtype:
+            return dict(self.locals)
+        return {i: replace(local, matrix=local.unrounded.to(dtype)) for i, local in self.locals.items()}
 
     def localise(self, index: int, node: Node) -> None:
         """Give a node its exact form, if only linear operations on single tokens lie before it."""
@@ -205,7 +209,8 @@ class Bounds:
 
     def linearise(self, index: int, node: Node) -> None:
         """Give a node its linear piece and, behind linear operations only, its exact form."""
-        self.localise(index, node)
+        if index not in self.locals:
+            self.localise(index, node)
         if not isinstance(node.op, Input):
             self.pieces[index] = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
 
