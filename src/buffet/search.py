@@ -157,12 +157,13 @@ def radius(
     prover = _Prover(query, chosen)
     query.engine.check(prover.scene, chosen, region)
     if attacked is not None:
-        broken = torch.as_tensor(attacked, dtype=torch.float64).expand(region.tasks)
+        given = torch.as_tensor(attacked, dtype=torch.float64, device=region.center.device)
+        broken = given.expand(region.tasks)
     elif attack or clean < 0:
         settings = AttackSettings(seed=seed)
         broken = attacked_radius(model.program64, region, label, settings, deadline=attack_end)
     else:
-        broken = torch.full((region.tasks,), math.inf, dtype=torch.float64)
+        broken = torch.full((region.tasks,), math.inf, dtype=torch.float64, device=region.center.device)
     attack_seconds = time.perf_counter() - begin
     report(0.1)
 
