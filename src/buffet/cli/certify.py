@@ -154,7 +154,11 @@ def certify(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the attack.")] = 0,
     threads: Annotated[
         int,
-        typer.Option(metavar="N", help="Threads. More than one helps large models, and slows small ones."),
+        typer.Option(
+            metavar="N",
+            help="Threads. With backward and buffet each bounds a word of its own; else more than one helps"
+            " large models, and slows small ones.",
+        ),
     ] = 1,
     memory: Annotated[
         str | None,
