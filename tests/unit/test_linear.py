@@ -326,6 +326,28 @@ def test_planes_pull(name, kind, shared, thin):
     assert to_y.diagonal == (rows.diagonal and isinstance(op, Rescale))
 
 
+@pytest.mark.parametrize(("shared", "thin"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", BILINEAR)
+def test_planes_pull_to_moved_tokens(name, kind, shared, thin):
+    """Looking at the moved tokens only finds the coefficients that looking at all of them finds there."""
+    op, tokens = BILINEAR[name]
+    settings = {**KINDS[kind], "groups": min(tokens, KINDS[kind]["groups"])}
+    piece = planes_piece(op, tokens, shared=shared, thin=thin)
+    rows = random_rows(tokens, piece.lower.shape[-1], **settings)
+    whole, bias = piece.pull(rows)
+    task = torch.arange(TASKS)[:, None]
+    for moved in (torch.tensor([[0], [0], [0]]), torch.tensor([[0, 1], [3, 0], [2, 1]]) % min(tokens, KEYS)):
+        parts, same_bias = piece.pull_moved(rows, (moved, moved))
+        torch.testing.assert_close(same_bias, bias)
+        for part, full in zip(parts, whole, strict=True):
+            assert part.moved == (not full.diagonal)
+            expected = full.coefs
+            if part.moved:
+                expected = full.coefs.expand(TASKS, -1, -1, -1)[task, moved % full.coefs.shape[1]]
+            torch.testing.assert_close(part.coefs.expand_as(expected), expected)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("name", BILINEAR)
 def test_planes_push(name, shared):

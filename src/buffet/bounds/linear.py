@@ -13,11 +13,11 @@ matrix product over contiguous memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from buffet.bounds.medians import lower_median
@@ -31,15 +31,17 @@ class Rows:
     With ``diagonal`` the rows of group *i* read only token *i* of the node (which may have more tokens than
     there are groups): ``coefs[t, i, f, r]`` is the coefficient of its feature *f* in row *r* of group
     *i*. Otherwise ``coefs[t, n, f, (i, r)]``. The task and token axes may have size 1 where the coefficients
-    do not depend on them.
+    do not depend on them. With `moved` the token axis holds the moved tokens of every task only, in their
+    order: of no use but to compose them with forms that are 0 elsewhere.
     """
 
     coefs: Float[Tensor, "tasks tokens features rows"]
     groups: int
     diagonal: bool
+    moved: bool = False
 
     def like(self, coefs: Tensor) -> Rows:
-        return Rows(coefs, self.groups, self.diagonal)
+        return Rows(coefs, self.groups, self.diagonal, self.moved)
 
     def per_group(self) -> Tensor:
         """The coefficients of diagonal rows with the token axis at its full size, one entry per group."""
@@ -58,6 +60,7 @@ class Rows:
         return self.like(self.coefs.clamp_min(0)), self.like(self.coefs.clamp_max(0))
 
     def __add__(self, other: Rows) -> Rows:
+        assert self.moved == other.moved
         if self.diagonal == other.diagonal:
             return self.like(self.coefs + other.coefs)
         diagonal, dense = (self, other) if self.diagonal else (other, self)
@@ -153,6 +156,8 @@ def _compose(form: Tensor, rows: Rows) -> Tensor:
 
 
 Pulled = tuple[tuple[Rows, ...], Tensor | None]
+Moved = Int[Tensor, "tasks moved"] | None
+"""The tokens of every task that are of interest; None: all."""
 
 
 class Piece:
@@ -161,6 +166,10 @@ class Piece:
     def pull(self, rows: Rows) -> Pulled:
         """Forms of the output to forms of the inputs that are never larger, and the constant left over."""
         raise NotImplementedError
+
+    def pull_moved(self, rows: Rows, moved: Sequence[Moved]) -> Pulled:
+        """The same, where only the `moved` tokens of an input need be looked at, if it is worth it."""
+        return self.pull(rows)
 
     def push(self, *forms: Form) -> Form:
         """Linear bounds of the inputs to linear bounds of the output."""
@@ -315,26 +324,40 @@ class PlanesPiece(Piece):
     upper: Float[Tensor, "tasks tokens features"]
 
     def pull(self, rows: Rows) -> Pulled:
-        op = self.op
-        positive, negative = rows.parts()
-        a, a_positive, a_negative = (split_axes(op, r.coefs, op.out) for r in (rows, positive, negative))
-        stays = not rows.diagonal or "i" in op.y
-        to_y = f"t{op.out}r,t{op.terms}->t{op.y if stays else op.y + 'i'}r"
+        return self.pull_moved(rows, (None, None))
 
-        x = self._to_x(a_positive, rows.read(self.x_lower))
-        x = x + self._to_x(a_negative, rows.read(self.x_upper))
+    def pull_moved(self, rows: Rows, moved: Sequence[Moved]) -> Pulled:
+        positive, negative = rows.parts()
+        whole, above, below = (split_axes(self.op, r.coefs, self.op.out) for r in (rows, positive, negative))
+        x = self._side(rows, self.op.x, moved[0], (above, self.x_lower), (below, self.x_upper))
         if self.y_upper is self.y_lower:
-            y = torch.einsum(to_y, a, rows.read(self.y_lower))
+            y = self._side(rows, self.op.y, moved[1], (whole, self.y_lower))
         else:
-            y = torch.einsum(to_y, a_positive, rows.read(self.y_lower))
-            y = y + torch.einsum(to_y, a_negative, rows.read(self.y_upper))
+            y = self._side(rows, self.op.y, moved[1], (above, self.y_lower), (below, self.y_upper))
         bias = positive.contract(self.lower).add_(negative.contract(self.upper))
-        if not stays:
-            y = y.flatten(-2)
-        return (
-            rows.like(x.flatten(2, -2)),
-            Rows(y.flatten(2, -2), rows.groups, rows.diagonal and stays),
-        ), bias
+        return (x, y), bias
+
+    def _side(self, rows: Rows, axes: str, moved: Moved, *terms: tuple[Tensor, Tensor]) -> Rows:
+        """The rows that read the input with these axes: the sum of ``coefficients · planes`` over `terms`."""
+        op = self.op
+        own = rows.diagonal and "i" in axes  # rows go on to read their own token only
+        moved = None if own else moved
+        total: Tensor | None = None
+        for coefs, planes in terms:
+            planes = rows.read(planes)
+            if moved is not None:
+                coefs = _tokens(coefs, op.out, axes[0], moved)
+                planes = _tokens(planes, op.terms, axes[0], moved)
+            if axes == op.x:
+                part = self._to_x(coefs, planes)
+            else:
+                groups = "i" if rows.diagonal and not own else ""
+                part = torch.einsum(f"t{op.out}r,t{op.terms}->t{axes}{groups}r", coefs, planes)
+            total = part if total is None else total + part
+        assert total is not None
+        if rows.diagonal and not own:
+            total = total.flatten(-2)
+        return Rows(total.flatten(2, -2), rows.groups, own, moved is not None)
 
     def _to_x(self, coefs: Tensor, planes: Tensor) -> Tensor:
         """``Σ coefs · planes`` over the axis `x` does not have, as one batched matrix product."""
@@ -401,6 +424,17 @@ class SoftmaxPiece(Piece):
 
     def _split(self, value: Tensor) -> Tensor:
         return value.unflatten(2, (self.lower_slope.shape[2], -1))
+
+
+def _tokens(value: Tensor, axes: str, axis: str, moved: Tensor) -> Tensor:
+    """The entries of the moved tokens of every task on one axis of ``[task, *axes, ...]``, if it has it."""
+    place = axes.find(axis) + 1
+    if not place or value.shape[place] == 1:
+        return value
+    if len(moved) == 1:
+        return value.index_select(place, moved[0])
+    each = zip(value.expand(len(moved), *value.shape[1:]), moved, strict=True)
+    return torch.stack([one.index_select(place - 1, tokens) for one, tokens in each])
 
 
 def split_axes(op: Bilinear, value: Tensor, axes: str) -> Tensor:

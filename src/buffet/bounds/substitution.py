@@ -59,7 +59,9 @@ class Local:
         width = self.matrix.shape[1]
         task = torch.arange(tasks, device=self.moved.device)[:, None]
         coefs = rows.coefs.expand(tasks, *rows.coefs.shape[1:])
-        if rows.diagonal:
+        if rows.moved:
+            form = (self.matrix.mT @ coefs).unflatten(-1, (rows.groups, -1))
+        elif rows.diagonal:
             # Word d of a task is read by group d only, if there is one.
             group = self.moved.clamp_max(rows.groups - 1)
             read = self.matrix.mT @ rows.like(coefs).per_group()[task, group]
@@ -229,8 +231,8 @@ class Bounds:
                 continue
             self.check_time()
             rows = pending.pop(index)
-            if index in stops:
-                stop = stops[index]
+            stop = stops.get(index)
+            if stop is not None:
                 part, bias = stop.compose(rows)
                 coefs = part if coefs is None else coefs.add_(part)
                 if isinstance(stop, Form) and self.unit > torch.finfo(self.dtype).eps:
@@ -238,10 +240,16 @@ class Bounds:
                     errors = self._errors(stop)
                     bias = (0 if bias is None else bias) - rows.like(rows.coefs.abs()).contract(errors)
             else:
-                parts, bias = self.pieces[index].pull(rows)
+                inputs = self.nodes[index].inputs
+                moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
+                parts, bias = self.pieces[index].pull_moved(rows, moved)
                 # A piece need not use all its inputs: softmax only looks at the differences of its scores.
-                for source, pulled in zip(self.nodes[index].inputs, parts, strict=False):
-                    pending[source] = pending[source] + pulled if source in pending else pulled
+                for source, pulled in zip(inputs, parts, strict=False):
+                    if pulled.moved:
+                        part, _ = stops[source].compose(pulled)
+                        coefs = part if coefs is None else coefs.add_(part)
+                    else:
+                        pending[source] = pending[source] + pulled if source in pending else pulled
             if bias is not None:
                 constant = bias if constant is None else constant + bias
         assert coefs is not None
