@@ -7,7 +7,7 @@ What is alive at once, and grows with the network, are
 * a chunk of rows on its way down, in a dozen versions;
 * the terms of the products in attention, queries × keys × width: planes and, where they are learned, shares;
 * with `optimise` "all", everything that gradients pass through: several versions of every form, and all rows
-  at all nodes on their way.
+  at all nodes on their way; with "tuned", the same of the rows that are learned on.
 
 The factors were measured (`tests/unit/test_limits.py` holds the estimate to what a process really takes): it
 is above that, and for networks that matter less than about twice as much.
@@ -19,12 +19,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from buffet.bounds.optimise import Tuning
 from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
 from buffet.bounds.substitution import Scene, row_entries, together, widest_rows
 from buffet.methods import Method
 from buffet.program import Affine, Mix, Scores
 
-PASSING = 18
+PASSING = 12
 """Versions of a chunk, or of a row that is larger than a chunk, that a backward pass holds."""
 PASSING_TOKEN = 8
 """The same where rows end at forms before long."""
@@ -34,6 +35,8 @@ PLANES, LEARNED = 8, 12
 """Numbers per term of a product: of its planes (float64), and where shares are learned."""
 GRAPH, SAVED = 5, 1
 """Versions of every form, and of every row at every node, that gradients pass through."""
+TUNED = 4
+"""Versions of the sampled rows at every node."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> 
         each += SAVED * 2 * size * _rows(scene, kept, stops)
     passing = PASSING if propagation.keeps == "none" else PASSING_TOKEN
     roots = needed_boxes(program) | kept
+    if method.optimise == "tuned":
+        each += TUNED * 2 * size * max((_sampled(scene, _root(scene, i), stops) for i in roots), default=0)
     widest = max((widest_rows(scene, _root(scene, i), stops) for i in roots), default=0)
     return Need(passing * chunk, each + passing * 2 * size * widest)
 
@@ -108,6 +113,11 @@ def _terms(scene: Scene) -> int:
         for node in nodes
         if isinstance(node.op, Scores | Mix)
     )
+
+
+def _sampled(scene: Scene, root: int, stops: frozenset[int]) -> int:
+    """The coefficients of the rows of a node that are learned on, at all nodes they pass."""
+    return Tuning().sample(len(scene.clean[root])) * sum(row_entries(scene, root, stops))
 
 
 def _rows(scene: Scene, kept: frozenset[int], stops: frozenset[int]) -> int:

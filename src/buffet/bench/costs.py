@@ -17,6 +17,7 @@ import torch
 from buffet.allocator import keep_freed_memory
 from buffet.bench.cases import BenchCase
 from buffet.bench.measuring import Unit, bench_config, clocked
+from buffet.bounds.keys import pays, splits
 from buffet.bounds.optimise import Tuning
 from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
 from buffet.bounds.substitution import Scene, together, widest_rows
@@ -222,7 +223,7 @@ class _Walk:
         peak = ALIVE * max(Engine().chunk, widest) + self.forms()
         work = replace(work, kernels=work.kernels * chunks, peak_bytes=peak)
         if self.method.optimise == "tuned":
-            sample = max(2, Tuning().rows // tokens)
+            sample = Tuning().sample(tokens)
             step = self.pull(root, _Rows(tokens, 2 * min(sample, features)), stops)
             work += step.times(GRADIENT * Tuning().steps)
         return work
@@ -238,6 +239,10 @@ class _Walk:
                 work += self.compose(index, rows)
                 continue
             node = self.nodes[index]
+            if self._split(root, index, rows, stops):
+                work += self._keys(index, rows, stops)
+                pending[node.inputs[0]] = replace(rows, shared=False)
+                continue
             done, below = self._through(index, node, rows)
             work += done
             for source, pulled in zip(node.inputs, below, strict=False):
@@ -263,6 +268,25 @@ class _Walk:
             flops = 2 * 2.0 * self.tasks * reads * features * (self.inputs + 1) * columns
         moved = rows.entries(self, index) + 2 * self.tasks * self.inputs * columns
         return Estimate(flops, NUMBER * moved, 6)
+
+    def _split(self, root: int, index: int, rows: _Rows, stops: frozenset[int]) -> bool:
+        """Whether the rows are split by token here."""
+        op = self.nodes[index].op
+        if rows.dense or not isinstance(op, Scores) or not pays(rows.rows, op):
+            return False
+        return splits(self.nodes, root, index, stops, self.local)
+
+    def _keys(self, index: int, rows: _Rows, stops: frozenset[int]) -> Estimate:
+        """The key parts of all scores, substituted once, and what rows take of them and of their queries."""
+        op, y = self.nodes[index].op, self.nodes[index].inputs[1]
+        assert isinstance(op, Scores)
+        queries, features = self.shape(index)
+        keys, width = self.shape(y)
+        parts = self.pull(y, _Rows(keys, 2 * queries * op.heads, shared=False), stops)
+        columns = self.tasks * rows.groups * rows.rows
+        flops = 2.0 * columns * (2 * features * (self.inputs + 1) + 2 * keys * width)
+        moved = 3 * self.inputs + 8 * features + 2 * width
+        return parts + Estimate(flops, NUMBER * columns * moved, 20)
 
     def _through(self, index: int, node: Node, rows: _Rows) -> tuple[Estimate, tuple[_Rows, ...]]:
         """What a piece does to rows of its output, and the rows of its inputs."""
@@ -295,14 +319,18 @@ class _Walk:
                 flops = (2 + 4) * own.entries(self, index)
                 return Estimate(flops, 1.3 * signed, 14), (own, own)
             case Scores() | Mix():
-                # Per row: every term of its query (dense: of all queries), twice towards x, once towards y.
+                # Per row: every term of its query (dense: of all queries), twice towards x, once towards y;
+                # of inputs with exact forms, only the moved tokens count.
                 x, y = node.inputs
                 keys, width = self.shape(y)
                 queries = tokens if rows.dense else 1
                 terms = self.tasks * queries * keys * width * rows.groups * rows.rows
+                to_x = self.moved / queries if x in self.local and rows.dense else 1.0
+                to_y = self.moved / keys if y in self.local else 1.0
                 dense = replace(own, dense=True)
-                moved = signed + 3 * NUMBER * (own.entries(self, x) + dense.entries(self, y))
-                return Estimate(6.0 * terms + 4 * own.entries(self, index), moved, 20), (own, dense)
+                looked = to_x * own.entries(self, x) + to_y * dense.entries(self, y)
+                work = (4 * to_x + 2 * to_y) * terms + 4 * own.entries(self, index)
+                return Estimate(work, signed + 3 * NUMBER * looked, 20), (own, dense)
         raise NotImplementedError(type(node.op).__name__)
 
     def push(self, index: int, node: Node) -> Estimate:

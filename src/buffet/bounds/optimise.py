@@ -257,6 +257,10 @@ class Tuning:
     control: Control = Control()
     carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
 
+    def sample(self, tokens: int) -> int:
+        """How many features of a node with so many tokens are learned on."""
+        return max(2, self.rows // tokens)
+
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         memory, target = self.control.memory, nodes[0]
@@ -265,9 +269,8 @@ class Tuning:
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
-        count = max(2, self.rows // bounds.clean[root].shape[0])
         generator = torch.Generator().manual_seed(root)
-        sample = torch.randperm(features, generator=generator)[:count]
+        sample = torch.randperm(features, generator=generator)[: self.sample(len(bounds.clean[root]))]
         steps = self.steps
         if memory and known:
             moved = memory.moved(bounds, target)

@@ -18,7 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from buffet.bounds.intervals import Box
-from buffet.bounds.linear import Form, Piece, Rows, exact_piece
+from buffet.bounds.keys import Keys, key_rows, pays, splits
+from buffet.bounds.linear import Form, Piece, PlanesPiece, Rows, exact_piece
 from buffet.program import Add, Affine, Center, Input, Mix, Node, Pool, Program, Scores, Softmax
 from buffet.regions import Region
 
@@ -154,6 +155,7 @@ class Bounds:
     pieces: dict[int, Piece] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
+    keys: dict[int, Keys] = field(default_factory=dict)  # of scores whose rows are split by token
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -179,7 +181,7 @@ class Bounds:
         """
         unit = torch.finfo(dtype).eps
         known = self._locals(dtype)
-        fresh = replace(self, relax=relax, dtype=dtype, unit=unit, pieces={}, forms={}, locals=known)
+        fresh = replace(self, relax=relax, dtype=dtype, unit=unit, pieces={}, forms={}, locals=known, keys={})
         for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
             fresh.linearise(index, node)
         return fresh
@@ -188,7 +190,7 @@ class Bounds:
         """The same pieces and forms, with sums taken in float64: for the one row that decides."""
         exact = self.scene.exact(torch.float64)
         pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
-        return replace(self, dtype=torch.float64, pieces=pieces, locals=self._locals(torch.float64))
+        return replace(self, dtype=torch.float64, pieces=pieces, locals=self._locals(torch.float64), keys={})
 
     def _locals(self, dtype: torch.dtype) -> dict[int, Local]:
         """The exact forms in a precision."""
@@ -240,9 +242,13 @@ class Bounds:
                     errors = self._errors(stop)
                     bias = (0 if bias is None else bias) - rows.like(rows.coefs.abs()).contract(errors)
             else:
-                inputs = self.nodes[index].inputs
-                moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
-                parts, bias = self.pieces[index].pull_moved(rows, moved)
+                piece, inputs = self.pieces[index], self.nodes[index].inputs
+                if keys := self._keys(root, index, rows, stops):
+                    parts, part, bias = keys.pull(rows)
+                    coefs = part if coefs is None else coefs.add_(part)
+                else:
+                    moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
+                    parts, bias = piece.pull_moved(rows, moved)
                 # A piece need not use all its inputs: softmax only looks at the differences of its scores.
                 for source, pulled in zip(inputs, parts, strict=False):
                     if pulled.moved:
@@ -254,6 +260,19 @@ class Bounds:
                 constant = bias if constant is None else constant + bias
         assert coefs is not None
         return coefs, coefs.new_zeros(1, *coefs.shape[2:]) if constant is None else constant
+
+    def _keys(self, root: int, index: int, rows: Rows, stops: Mapping[int, Stop]) -> Keys | None:
+        """Forms of the keys that rows of `root` read at `index`, if it pays to have them apart."""
+        piece = self.pieces[index]
+        if not (isinstance(piece, PlanesPiece) and rows.diagonal and pays(rows.coefs.shape[3], piece.op)):
+            return None
+        if not splits(self.nodes, root, index, stops, self.locals):
+            return None
+        if index not in self.keys:
+            source = self.nodes[index].inputs[1]
+            found = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
+            self.keys[index] = Keys.of(piece, *found)
+        return self.keys[index]
 
     def concretise(
         self, coefs: Float[Tensor, "tasks inputs *rows"], constant: Float[Tensor, "#tasks *rows"]
