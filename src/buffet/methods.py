@@ -178,7 +178,7 @@ class Method:
             return margins(walk(relaxer, eps), propagation)
 
         with torch.no_grad():
-            shares = control.memory.shares_of(region.with_eps(eps), root)
+            shares = control.memory.shares_of(region.with_eps(eps), root, others=True)
             learning = Learning(self.steps, self.rate).shared(PLANS["all"], shares is not None, torch.inf)
             try:
                 if shares is None:

@@ -32,7 +32,7 @@ from buffet.verify import (
     without_padding,
 )
 
-TOLERANCE, LEARNED_TOLERANCE = 1e-3, 1e-2
+TOLERANCE, LEARNED_TOLERANCE = 1e-3, 2e-2
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
 CLOSE = 0.5
@@ -46,7 +46,9 @@ SMALL_SHARE = 0.16
 """Radii are expected between this share of the attacked one and that itself."""
 MIDDLE, BEYOND_QUICK = 0.5, 0.4
 """How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
-CAUTION, LEARNED_CAUTION = 0.95, 0.9
+ROUGH = 0.05
+"""The tolerance of searches that only lead to others."""
+CAUTION, LEARNED_CAUTION = 0.95, 0.95
 """The other words start a little below what the first one suggests; more so where failing means learning at
 an ε that is too large."""
 
@@ -117,8 +119,8 @@ def radius(
         propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
         search: ``secant`` (safeguarded) or ``bisection`` (doubling from 0.01 and ten halvings, as in the
             BuFFeT paper).
-        tolerance: of the secant search, relative; by default 0.001, or 0.01 where the method learns its
-            boxes, which moves its margins by more than that.
+        tolerance: of the secant search, relative; by default 0.001, or 0.02 where the method learns its
+            boxes, which moves its margins by about that.
         attack: also look for the upper end of the bracket.
         attacked: that upper end of every task, if it is known already.
         budget: seconds after which the best of what is proven by then is returned; attacks take a quarter
@@ -174,17 +176,22 @@ def radius(
         guessed = attacked_radius(model.program64, region, label, GUESS_ATTACK, deadline=attack_end)
         scale = torch.where(broken.isfinite(), broken, guessed)
 
-    def search_from(guess: float, shape: Shape | None) -> Strategy:
-        return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else hopeless()
+    def search_to(tolerance: float) -> Begin:
+        def begin(guess: float, shape: Shape | None) -> Strategy:
+            return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else hopeless()
 
-    driver = _Driver(search_from, region.tasks, deadline, report)
+        return begin
+
+    driver = _Driver(search_to(tolerance), region.tasks, deadline, report)
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick
     ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
     place = MIDDLE
     if quick and (helper := _Prover(query, quick)).fits:
-        driver.search(helper, ranges, place)
+        # Where much more is learned afterwards, rough answers will do.
+        rough = ROUGH if chosen.optimise == "tuned" else tolerance
+        driver.search(helper, ranges, place, search_to(max(rough, tolerance)))
         place = BEYOND_QUICK
         certified = [bracket.certified for bracket in driver.brackets]
         ranges = [
@@ -259,12 +266,16 @@ class _Prover:
         return found
 
 
+Begin = Callable[[float, Shape | None], Strategy]
+"""The search from a first guess, given the shape of the margin function if it is known."""
+
+
 class _Driver:
     """Runs searches in step and keeps the best bracket of every task."""
 
     def __init__(
         self,
-        begin: Callable[[float, Shape | None], Strategy],
+        begin: Begin,
         tasks: int,
         deadline: float | None,
         report: Callable[[float], None],
@@ -274,24 +285,36 @@ class _Driver:
         self.counts = [0] * tasks
         self.calls = self.done = 0
 
-    def search(self, prove: _Prover, ranges: Sequence[tuple[float, float]], place: float) -> None:
-        """One task goes ahead, from some `place` (in logarithms) in the range where its radius is expected;
-        the others start at the place in theirs, and with the shape of the margin function, that it found."""
-        first, *others = range(len(ranges))
-        shape = None
+    def search(
+        self,
+        prove: _Prover,
+        ranges: Sequence[tuple[float, float]],
+        place: float,
+        begin: Begin | None = None,
+    ) -> None:
+        """Some tasks go ahead, from a `place` (in logarithms) in the range where their radii are expected.
 
-        def guess(task: int) -> float:
-            low, high = ranges[task]
-            return low ** (1 - place) * high**place
-
-        self.run(prove, {first: guess(first)}, None)
-        found, (low, high) = self.brackets[first], ranges[first]
-        if found.certified > 0 and low < high < math.inf and found.curve:
-            place = math.log(found.certified / low) / math.log(high / low)
-            shape = found.curve.shape(found.certified)
-        # Proven margins tell more than failed ones, and cost less where failing means learning again.
-        caution = LEARNED_CAUTION if prove.method.optimise == "tuned" else CAUTION
-        self.run(prove, {task: caution * guess(task) for task in others}, shape)
+        Others start at the mean of the places these found, and with the shape of the first margin function.
+        One goes ahead where tasks share their work; else ever more, as a good start saves the more.
+        """
+        shape, places, done = None, list[float](), 0
+        learns = prove.method.optimise == "tuned"
+        while done < len(ranges):
+            group = range(len(ranges))[done : (2 * done + 1 if learns or not done else None)]
+            # Proven margins tell more than failed ones, and cost less where failing means learning again.
+            caution = 1.0 if not done else LEARNED_CAUTION if learns else CAUTION
+            guesses = {}
+            for task in group:
+                low, high = ranges[task]
+                guesses[task] = caution * low ** (1 - place) * high**place
+            self.run(prove, guesses, shape, begin)
+            for task in group:
+                found, (low, high) = self.brackets[task], ranges[task]
+                if found.certified > 0 and low < high < math.inf and found.curve:
+                    places.append(math.log(found.certified / low) / math.log(high / low))
+                    shape = shape or found.curve.shape(found.certified)
+            place = sum(places) / len(places) if places else place
+            done = group.stop
 
     def improve(self, prove: _Prover) -> None:
         """Learn at what is proven, and search on from where that leads; again one task goes ahead."""
@@ -309,9 +332,14 @@ class _Driver:
     def challenge(self, prove: _Prover, factor: float, clean: float) -> None:
         """Let another method try a little more than what is proven, and search on where it succeeds.
 
-        The first task goes ahead; where a method is far from proving it, the other tasks are not tried.
+        The first task goes ahead; where a method is far from proving it, the other tasks are not tried, and
+        where it is that before it learns, it need not learn.
         """
         tasks = range(len(self.brackets))
+        if prove.method.optimise == "all":
+            plain = _Prover(prove.query, prove.method.plain())
+            if not plain([0], [max(self.brackets[0].certified, SMALLEST_RADIUS)])[0] > -clean:
+                return
         for group in (tasks[:1], tasks[1:]):
             if not group or self.expired:
                 return
@@ -326,9 +354,15 @@ class _Driver:
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
-    def run(self, prove: _Prover, guesses: Mapping[int, float], shape: Shape | None) -> None:
+    def run(
+        self,
+        prove: _Prover,
+        guesses: Mapping[int, float],
+        shape: Shape | None,
+        begin: Begin | None = None,
+    ) -> None:
         """Search from a guess for every task; one call of `prove` answers one question of each."""
-        searches = {task: self.begin(guess, shape) for task, guess in guesses.items()}
+        searches = {task: (begin or self.begin)(guess, shape) for task, guess in guesses.items()}
         questions: dict[int, float] = {}
 
         def advance(task: int, answer: float | None) -> None:

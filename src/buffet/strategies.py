@@ -70,7 +70,8 @@ def secant(
         if math.isinf(high):
             # Just short of the expected root, twice, then past it, and ever further when that was not enough.
             aim = root * (1.02 if rises > 1 else 1 - tolerance / 2)
-            eps = min(max(aim, (1 + 0.01 * 8 ** (rises - 2)) * low), 4 * low, largest)
+            least = max(tolerance, 0.01 * 8 ** (rises - 2))
+            eps = min(max(aim, (1 + least) * low), 4 * low, largest)
             rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)

@@ -93,6 +93,10 @@ def test_the_quick_median_is_the_median(count: int) -> None:
     few = many[..., :3].round()  # ties
     for values in (many, many.round(), few):
         assert torch.equal(lower_median(values, 1), values.median(1, keepdim=True).values)
+    sides = [many.clone().requires_grad_() for _ in range(2)]
+    lower_median(sides[0], 1).square().sum().backward()
+    sides[1].median(1, keepdim=True).values.square().sum().backward()
+    assert torch.equal(sides[0].grad, sides[1].grad)
 
 
 def jacobian(op: Op) -> Tensor:

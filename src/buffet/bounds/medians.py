@@ -19,6 +19,11 @@ def lower_median(values: Tensor, dim: int) -> Tensor:
     """``values.median(dim, keepdim=True).values``: of an even number of entries the lower one."""
     if values.numel() < MANY:
         return values.median(dim, keepdim=True).values
+    if values.requires_grad:
+        # The gradient is that of one entry, and not of all comparisons.
+        fixed = values.detach()
+        place = (fixed == lower_median(fixed, dim)).to(torch.uint8).argmax(dim, keepdim=True)
+        return values.gather(dim, place)
     slices = list(values.unbind(dim))
     for first, second, least, largest in _comparisons(len(slices)):
         a, b = slices[first], slices[second]

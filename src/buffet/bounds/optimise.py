@@ -19,6 +19,7 @@ from buffet.bounds.choices import PRODUCTS, Relaxer, initial_shares
 from buffet.bounds.intervals import Box
 from buffet.bounds.sheet import Gradient, Shares, Sheet
 from buffet.bounds.substitution import Bounds, OutOfTime, Stop
+from buffet.program import Scores, Softmax
 from buffet.regions import LpBall, Region
 
 MODES = ("none", "final", "all", "tuned")
@@ -46,12 +47,14 @@ class Memory:
             self._known[words, root] = size, one
             self._first.setdefault(root, one)
 
-    def shares_of(self, region: Region, root: int, within: float = math.inf) -> dict[int, Shares] | None:
+    def shares_of(
+        self, region: Region, root: int, within: float = math.inf, *, others: bool = False
+    ) -> dict[int, Shares] | None:
         """What was learned for these tasks, no further than `within` (relatively) from their present ε.
 
-        Without such a limit, tasks nothing was learned for get what was learned for the first one.
+        With `others`, tasks nothing was learned for get what was learned for the first one.
         """
-        first = (0.0, self._first.get(root)) if math.isinf(within) else (0.0, None)
+        first = 0.0, self._first.get(root) if others else None
         known = [(*self._known.get((words, root), first), size) for words, size in _tasks(region)]
         fit = [k for at, k, size in known if k and (math.isinf(within) or abs(size / at - 1) < within)]
         if not fit or len(fit) < len(known):
@@ -150,7 +153,7 @@ def learn(
     """
     root, memory = len(bounds.nodes) - 1, control.memory
     starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
-    known = memory.shares_of(bounds.region, root) if memory else None
+    known = memory.shares_of(bounds.region, root, others=True) if memory else None
     if memory:
         learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds, root))
     with torch.no_grad():
@@ -244,14 +247,15 @@ class _Best:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Boxes from relaxations tuned to them: every group of nodes gets its own shares, learned on a few rows.
+    """Boxes from relaxations tuned to them: groups of nodes get their own shares, learned on a few rows.
 
-    All rows of the group use the same shares, so a random sample of them stands for all.
+    All rows of a group use the same shares, so a random sample of them stands for all. A group starts from
+    what the groups before it have learned; shares of another word would be a much worse start.
     """
 
     rows: int = 24  # sampled, over all tokens
-    steps: int = 10  # most of what can be gained is gained by then
-    again: int = 3  # steps from shares learned at another ε
+    steps: int = 4  # for every group: half of what they all can gain together
+    again: int = 2  # steps from shares learned at another ε
     near: float = 0.1  # no steps at all within this relative distance
     rate: float = 0.15  # of Adam
     control: Control = Control()
@@ -264,18 +268,18 @@ class Tuning:
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         memory, target = self.control.memory, nodes[0]
-        known = memory.shares_of(bounds.region, target) if memory else None
+        # Scores and weights take what queries and keys, and differences of scores, have learned.
+        follows = isinstance(bounds.nodes[target].op, Scores | Softmax)
+        known = memory.shares_of(bounds.region, target) if memory and not follows else None
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[: self.sample(len(bounds.clean[root]))]
-        steps = self.steps
+        steps = 0 if follows else self.steps
         if memory and known:
-            moved = memory.moved(bounds, target)
-            near = moved < self.near
-            steps = 0 if near else self.steps // 2 if math.isinf(moved) else self.again
+            steps = 0 if memory.moved(bounds, target) < self.near else self.again
         sheet = Sheet(shares)
         adam = Adam(sheet, self.rate)
         for _ in range(steps):

@@ -79,17 +79,19 @@ def _blend(alpha: Alpha, first: Tensor, second: Tensor) -> Tensor:
 
 def _constant(op: Bilinear, alpha: Alpha, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> Tensor:
     """``Σ (1−α)·a·b + α·a'·b'`` over the summed axes, without building the terms when α is one number."""
-    t = "t" + op.terms
     if isinstance(alpha, float):
+        t = "t" + op.terms
         parts = [
             weight * torch.einsum(f"{t},{t}->t{op.out}", *pair)
             for weight, pair in ((1 - alpha, first), (alpha, second))
             if weight
         ]
+        total = sum(parts[1:], parts[0])
     else:
-        pattern = f"{t},{t},{t}->t{op.out}"
-        parts = [torch.einsum(pattern, 1 - alpha, *first), torch.einsum(pattern, alpha, *second)]
-    return sum(parts[1:], parts[0]).flatten(2)
+        total = torch.lerp(first[0] * first[1], second[0] * second[1], alpha)
+        if summed := [place + 1 for place, c in enumerate(op.terms) if c not in op.out]:
+            total = total.sum(summed)
+    return total.flatten(2)
 
 
 def rule(
