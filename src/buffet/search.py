@@ -189,14 +189,15 @@ def radius(
     ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
     place = MIDDLE
     if quick and (helper := _Prover(query, quick)).fits:
-        # Where much more is learned afterwards, rough answers will do.
-        rough = ROUGH if chosen.optimise == "tuned" else tolerance
-        driver.search(helper, ranges, place, search_to(max(rough, tolerance)))
+        learns = chosen.optimise == "tuned"
+        # Where much is learned afterwards rough answers will do and, if time cannot run out, one of them.
+        asked = ranges[:1] if learns and deadline is None else ranges
+        driver.search(helper, asked, place, search_to(max(tolerance, ROUGH if learns else 0.0)))
         place = BEYOND_QUICK
-        certified = [bracket.certified for bracket in driver.brackets]
-        ranges = [
-            (c, high) if c > 0 else (low, high) for c, (low, high) in zip(certified, ranges, strict=True)
-        ]
+        shares = [b.certified / high for b, (_, high) in zip(driver.brackets, ranges, strict=False)]
+        shares = [share or SMALL_SHARE for share in shares[: len(asked)]]
+        shares += shares[:1] * (len(ranges) - len(asked))
+        ranges = [(share * high, high) for share, (_, high) in zip(shares, ranges, strict=True)]
     if chosen.optimise == "all":
         driver.improve(prover)
     else:
@@ -297,7 +298,9 @@ class _Driver:
         Others start at the mean of the places these found, and with the shape of the first margin function.
         One goes ahead where tasks share their work; else ever more, as a good start saves the more.
         """
-        shape, places, done = None, list[float](), 0
+        shape: Shape | None = None
+        places: list[float] = []
+        done = 0
         learns = prove.method.optimise == "tuned"
         while done < len(ranges):
             group = range(len(ranges))[done : (2 * done + 1 if learns or not done else None)]
@@ -312,7 +315,8 @@ class _Driver:
                 found, (low, high) = self.brackets[task], ranges[task]
                 if found.certified > 0 and low < high < math.inf and found.curve:
                     places.append(math.log(found.certified / low) / math.log(high / low))
-                    shape = shape or found.curve.shape(found.certified)
+                    # Margins of a method that learns move with more than ε.
+                    shape = shape or (None if learns else found.curve.shape(found.certified))
             place = sum(places) / len(places) if places else place
             done = group.stop
 

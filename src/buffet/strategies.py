@@ -70,8 +70,10 @@ def secant(
         if math.isinf(high):
             # Just short of the expected root, twice, then past it, and ever further when that was not enough.
             aim = root * (1.02 if rises > 1 else 1 - tolerance / 2)
-            least = max(tolerance, 0.01 * 8 ** (rises - 2))
-            eps = min(max(aim, (1 + least) * low), 4 * low, largest)
+            aim = max(aim, (1 + 0.01 * 8 ** (rises - 2)) * low)
+            # A little above, where a failure would be the end of it.
+            end = (1 + 0.99 * tolerance) * low
+            eps = min(end if aim < end * (1 + tolerance / 2) else aim, 4 * low, largest)
             rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
@@ -100,7 +102,7 @@ NEARLY = 0.2
 """A failed margin this near to 0, as a share of the clean one, still tells where the root is."""
 LESSONS = 3
 """So often at most a search begins anew because the method has learned."""
-STEEPNESS = 5.0
+STEEPNESS = 4.0
 """The deficit grows about like this power of ε, where nothing better is known."""
 
 
