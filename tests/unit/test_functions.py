@@ -111,7 +111,7 @@ def test_minima_and_maxima_are_what_they_say(name: str) -> None:
 
 def test_stationary_is_nan_where_there_is_none() -> None:
     none = {"tanh": [-0.1, 1.1, 0.0], "exp": [-1.0, 0.0], "reciprocal": [0.0, 1.0], "rsqrt": [0.0, 1.0]}
-    none |= {"sqrt": [0.0, -1.0], "relu": [-0.1, 1.1], "gelu": [-0.13, 1.13], "gelu_tanh": [-0.13, 1.13]}
+    none |= {"sqrt": [0.0, -1.0], "gelu": [-0.13, 1.13], "gelu_tanh": [-0.13, 1.13]}
     for name, slopes in none.items():
         for points in FUNCTIONS[name].stationary(torch.tensor([*slopes, math.nan], dtype=torch.float64)):
             assert points.isnan().all(), name
@@ -125,7 +125,7 @@ def test_image_is_the_range(name: str) -> None:
     ends = ends.abs() + 1e-3 if f.domain == 0 else ends
     lower, upper = ends.amin(0), ends.amax(0)
     upper[:20] = lower[:20]
-    low, high = f.image(lower, upper)
+    low, high = f.image(torch.stack([lower, upper]))
     t = torch.linspace(0, 1, 2001, dtype=torch.float64)[:, None]
     values = f.value(torch.lerp(lower, upper, t))
     assert (low <= values.amin(0)).all()
@@ -136,7 +136,7 @@ def test_image_is_the_range(name: str) -> None:
 
 def test_image_at_the_valley() -> None:
     for name, least in (("square", 0.0), ("gelu", -0.16997120747990366), ("gelu_tanh", -0.17004075057125406)):
-        low, high = FUNCTIONS[name].image(torch.tensor(-3.0).double(), torch.tensor(2.0).double())
+        low, high = FUNCTIONS[name].image(torch.tensor([-3.0, 2.0], dtype=torch.float64))
         assert float(low) == pytest.approx(least, abs=1e-14)
         assert float(low) <= least
         top = FUNCTIONS[name].value(torch.tensor(-3.0 if name == "square" else 2.0, dtype=torch.float64))
@@ -144,13 +144,15 @@ def test_image_at_the_valley() -> None:
 
 
 def test_image_outside_the_domain_is_never_finite() -> None:
-    one = torch.tensor(1.0, dtype=torch.float64)
+    def image(name: str, *ends: float) -> Tensor:
+        return FUNCTIONS[name].image(torch.tensor(ends, dtype=torch.float64))
+
     for name in ("reciprocal", "sqrt", "rsqrt"):
-        low, high = FUNCTIONS[name].image(-one, one)
+        low, high = image(name, -1, 1)
         assert low.isnan()
         assert high.isnan()
-        low, high = FUNCTIONS[name].image(one * math.nan, one)
+        low, high = image(name, math.nan, 1)
         assert high.isnan()
-    assert FUNCTIONS["reciprocal"].image(0 * one, one)[1] == math.inf
-    assert FUNCTIONS["sqrt"].image(0 * one, one)[0] == 0
-    assert FUNCTIONS["exp"].image(one, 1000 * one)[1] == math.inf
+    assert image("reciprocal", 0, 1)[1] == math.inf
+    assert image("sqrt", 0, 1)[0] == 0
+    assert image("exp", 1, 1000)[1] == math.inf

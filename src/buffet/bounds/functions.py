@@ -31,8 +31,8 @@ class Function:
     Guarantees, for float64 (and float32) `x` in the domain:
       * ``value(x)`` is within ``rounding(x, value(x))`` of f(x);
       * every local minimum of ``f(x) − k·x`` inside the domain is among ``minima(k)``, every local maximum
-        among ``maxima(k)`` (NaN where there is none), so accurately that ``f(x) − k·x`` there is the extreme
-        value up to `rounding`;
+        among ``maxima(k)`` (NaN or any other point where there is none), so accurately that ``f(x) − k·x``
+        there is the extreme value up to `rounding`;
       * f decreases up to `valley` and increases after it (−inf: increasing, +inf: decreasing).
     """
 
@@ -53,7 +53,7 @@ class Function:
     condition: float = 0.0
 
     def stationary(self, slope: Float[Tensor, "*shape"]) -> tuple[Float[Tensor, "*shape"], ...]:
-        """All points with f'(x) = slope (at a kink: between the one-sided derivatives); NaN where none."""
+        """All points with f'(x) = slope (NaN where there is none), and the kinks."""
         points = (*self.minima(slope), *self.maxima(slope))
         return tuple(torch.where(x.isfinite(), x, math.nan) for x in points)
 
@@ -71,25 +71,22 @@ class Function:
         """`x`, with NaN for what lies below the domain."""
         return x if self.domain == -math.inf else torch.where(x >= self.domain, x, math.nan)
 
-    def image(
-        self, lower: Float[Tensor, "*shape"], upper: Float[Tensor, "*shape"]
-    ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """The range of f over ``[lower, upper]``, widened by rounding only; NaN outside the domain.
+    def image(self, ends: Float[Tensor, "2 *shape"]) -> Float[Tensor, "2 *shape"]:
+        """The ends of the range of f between two `ends`, widened by rounding only; NaN outside the domain.
 
         As f falls and then rises, its minimum is at the point nearest to `valley`, its maximum at an end.
         """
-        lower = self.admit(lower)
-        ends = torch.stack([lower, upper])
+        ends = self.admit(ends)
         values = self.value(ends)
         errors = self.rounding(ends, values)
         top = (values + errors).amax(0)
         if math.isinf(self.valley):
             bottom = (values - errors).amin(0)
         else:
-            deepest = torch.minimum(lower.clamp(min=self.valley), upper)
+            deepest = torch.minimum(ends[0].clamp(min=self.valley), ends[1])
             low = self.value(deepest)
             bottom = low - self.rounding(deepest, low)
-        return bottom.clamp(min=self.least), top.clamp(max=self.greatest)
+        return torch.stack([bottom, top]).clamp(self.least, self.greatest)
 
 
 def _bisect(f: Map, low: float, high: float) -> float:
@@ -234,8 +231,8 @@ def _tanh_second(x: Tensor) -> Tensor:
 FUNCTIONS: dict[str, Function] = {
     "relu": Function(
         value=torch.relu,
-        derivative=lambda x: torch.where(x.isnan(), x, (x > 0).to(x.dtype)),
-        minima=lambda k: (torch.where((k >= 0) & (k <= 1), 0.0, math.nan).to(k.dtype),),
+        derivative=lambda x: torch.relu(x).sign(),
+        minima=lambda k: (torch.zeros_like(k),),
         curvature="convex",
         least=0.0,
         relative=0.0,

@@ -8,7 +8,6 @@ whatever a linear bound says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -75,8 +74,9 @@ def _diagonal(op: Diagonal, clean: tuple[Tensor, ...], x: Box) -> Box:
 def _center(op: Center, clean: tuple[Tensor, ...], x: Box) -> Box:
     # y_i = (1 − 1/w) x_i − Σ_{j≠i} x_j / w
     share = 1 / x.lower.shape[-1]
-    others_lower, others_upper = (_others(v, torch.cumsum, 0.0, torch.add) for v in (x.lower, x.upper))
-    return Box((1 - share) * x.lower - share * others_upper, (1 - share) * x.upper - share * others_lower)
+    ends = torch.stack([x.lower, x.upper])
+    lower, upper = torch.sub((1 - share) * ends, _others(ends.flip(0)), alpha=share).unbind(0)
+    return Box(lower, upper)
 
 
 @interval.register
@@ -98,33 +98,32 @@ def _pool(op: Pool, clean: tuple[Tensor, ...], x: Box) -> Box:
 @interval.register
 def _apply(op: Apply, clean: tuple[Tensor, ...], x: Box) -> Box:
     f = FUNCTIONS[op.function]
-    lower, upper = f.image(clean[0] + x.lower, clean[0] + x.upper)
-    at_clean = f.value(clean[0])
-    return Box(*_outward(lower, upper, at_clean))
+    return Box(*_outward(f.image(clean[0] + torch.stack([x.lower, x.upper])), f.value(clean[0])))
 
 
 @interval.register
 def _bilinear(op: Bilinear, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
     """Σ of the exact range of each term: ``(x̂+a)(ŷ+b) − x̂ŷ = ŷa + x̂b + ab`` is extreme at a corner."""
-    x_clean, x_lower, x_upper = box_terms(op, clean[0], x, op.x)
-    y_clean, y_lower, y_upper = box_terms(op, clean[1], y, op.y)
-    corners = [y_clean * a + (x_clean + a) * b for a in (x_lower, x_upper) for b in (y_lower, y_upper)]
-    low = torch.minimum(torch.minimum(corners[0], corners[1]), torch.minimum(corners[2], corners[3]))
-    high = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
-    return Box(sum_terms(op, low), sum_terms(op, high))
+    (x_clean, *x_ends), (y_clean, *y_ends) = (
+        box_terms(op, clean[0], x, op.x),
+        box_terms(op, clean[1], y, op.y),
+    )
+    a, b = torch.stack(x_ends).unsqueeze(1), torch.stack(y_ends)
+    corners = torch.addcmul(y_clean * a, x_clean + a, b)
+    return Box(sum_terms(op, corners.amin((0, 1))), sum_terms(op, corners.amax((0, 1))))
 
 
 def as_terms(op: Bilinear, value: Tensor, axes: str) -> Tensor:
-    """View ``[tasks, tokens, features]`` over all term axes of `op`, of size 1 where it has no such axis."""
+    """View ``[..., tokens, features]`` over all term axes of `op`, of size 1 where it has no such axis."""
+    first = value.ndim - 2
     value = op.split(value, axes)
-    value = value.permute(0, *(axes.index(c) + 1 for c in op.terms if c in axes))
-    return value[(slice(None), *(slice(None) if c in axes else None for c in op.terms))]
+    value = value.permute(*range(first), *(first + axes.index(c) for c in op.terms if c in axes))
+    return value[(..., *(slice(None) if c in axes else None for c in op.terms))]
 
 
 def box_terms(op: Bilinear, clean: Tensor, box: Box, axes: str) -> tuple[Tensor, ...]:
     """Clean value, lower and upper end of a box over the term axes of `op`, in one go."""
-    ends = torch.stack([clean.expand_as(box.lower), box.lower, box.upper]).flatten(0, 1)
-    return as_terms(op, ends, axes).unflatten(0, (3, -1)).unbind(0)
+    return as_terms(op, torch.stack([clean.expand_as(box.lower), box.lower, box.upper]), axes).unbind(0)
 
 
 def sum_terms(op: Bilinear, value: Tensor) -> Tensor:
@@ -137,13 +136,13 @@ def sum_terms(op: Bilinear, value: Tensor) -> Tensor:
 def _normalise(op: Normalise, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
     """``e_j / Σ e`` over a box of positive e: the own entry against all the others."""
     e = clean[0].unflatten(-1, (op.heads, -1))
+    ends = torch.stack([x.lower, x.upper]).unflatten(-1, (op.heads, -1))
     # The clean value and its deviation may cancel; e itself is never negative.
-    low, high = (v.unflatten(-1, (op.heads, -1)) for v in (x.lower, x.upper))
-    low = (e + low - EPS * (e + low.abs())).clamp_min(0)
-    high = e + high + EPS * (e + high.abs())
-    p_lower = low / (low + _others(high, torch.cumsum, 0.0, torch.add))
-    p_upper = high / (high + _others(low, torch.cumsum, 0.0, torch.add))
-    return Box(*(v.flatten(2) for v in _outward(p_lower, p_upper, e / e.sum(-1, keepdim=True))))
+    slack = EPS * (e + ends.abs())
+    low, high = (e + ends).unbind(0)
+    ends = torch.stack([low - slack[0], high + slack[1]]).clamp_min(0)
+    p = ends / (ends + _others(ends.flip(0)))
+    return Box(*(v.flatten(2) for v in _outward(p, e / e.sum(-1, keepdim=True))))
 
 
 @interval.register
@@ -157,13 +156,13 @@ def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box, direct: Box | None 
     # Shifted by the largest clean score, so that log Σ is not lost next to it.
     s = s - s.amax(-1, keepdim=True)
     low, high = (s + v.unflatten(-1, (op.heads, -1)) for v in (x.lower, x.upper))
-    p_lower = torch.sigmoid(low - _others(high, torch.logcumsumexp, -math.inf, torch.logaddexp))
-    p_upper = torch.sigmoid(high - _others(low, torch.logcumsumexp, -math.inf, torch.logaddexp))
+    p_lower = torch.sigmoid(low - _log_others(high))
+    p_upper = torch.sigmoid(high - _log_others(low))
     if direct is not None:
         smallest, largest = difference_range(s, low, high, direct)
         p_lower = torch.maximum(p_lower, (-largest.logsumexp(-1)).exp())
         p_upper = torch.minimum(p_upper, (-smallest.logsumexp(-1)).exp())
-    return Box(*(v.flatten(2) for v in _outward(p_lower, p_upper, s.softmax(-1))))
+    return Box(*(v.flatten(2) for v in _outward(torch.stack([p_lower, p_upper]), s.softmax(-1))))
 
 
 def difference_range(s: Tensor, low: Tensor, high: Tensor, direct: Box | None) -> tuple[Tensor, Tensor]:
@@ -189,20 +188,20 @@ def difference_range(s: Tensor, low: Tensor, high: Tensor, direct: Box | None) -
     return smallest.masked_fill(eye, 0.0), largest.masked_fill(eye, 0.0)
 
 
-def _outward(lower: Tensor, upper: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
-    """The deviation from the clean value, rounded outward: the two may nearly cancel."""
-    ends = torch.stack([lower, upper])
-    slack = ends.abs() + clean.abs()
-    slack[0].neg_()
-    ends = torch.add(ends - clean, slack, alpha=4 * EPS)
-    return ends[0], ends[1]
+def _outward(ends: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
+    """The deviations of two ends from the clean value, rounded outward: the two may nearly cancel."""
+    (less, more), (below, above) = (ends - clean).unbind(0), (ends.abs() + clean.abs()).unbind(0)
+    return torch.sub(less, below, alpha=4 * EPS), torch.add(more, above, alpha=4 * EPS)
 
 
-def _others(
-    values: Tensor, cumulate: Callable[..., Tensor], neutral: float, add: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """The sum of all entries but the own one, from sums before and after it: nothing cancels."""
-    start = torch.full_like(values[..., :1], neutral)
-    before = torch.cat([start, cumulate(values[..., :-1], -1)], -1)
-    after = torch.cat([cumulate(values[..., 1:].flip(-1), -1).flip(-1), start], -1)
-    return add(before, after)
+def _others(values: Tensor) -> Tensor:
+    """The sum of all entries of a row but the own one; nothing is taken off, so nothing cancels."""
+    return values @ (1 - torch.eye(values.shape[-1], dtype=values.dtype, device=values.device))
+
+
+def _log_others(values: Tensor) -> Tensor:
+    """``log Σ exp`` of all entries of a row but the own one, from those before and those after it."""
+    nothing = torch.full_like(values[..., :1], -math.inf)
+    before = torch.cat([nothing, values[..., :-1].logcumsumexp(-1)], -1)
+    after = torch.cat([values[..., 1:].flip(-1).logcumsumexp(-1).flip(-1), nothing], -1)
+    return torch.logaddexp(before, after)

@@ -49,7 +49,7 @@ class Rows:
 
     def read(self, values: Tensor) -> Tensor:
         """The part of ``values[task, token, ...]`` that the rows read."""
-        return values[:, : self.groups] if self.diagonal else values
+        return values[:, : self.groups] if self.diagonal and self.groups < values.shape[1] else values
 
     def parts(self) -> tuple[Rows, Rows]:
         """The positive and the negative coefficients.
@@ -114,13 +114,10 @@ class Form:
             below = apply(lower, self.lower)
             return Form(below, below) if upper is lower else Form(below, apply(upper, self.lower))
 
-        ends = _ends(lower)
-
         def side(through: Tensor, own: Tensor, other: Tensor) -> Tensor:
-            least, largest = ends if through is lower else _ends(through)
-            if least >= 0:  # as for exp, 1/x, and sums of weights
+            if through.min().item() >= 0:  # as for exp, and sums of weights
                 return apply(through, own)
-            if largest <= 0:
+            if through.max().item() <= 0:  # as for 1/x
                 return apply(through, other)
             return apply(through.clamp_min(0), own).add_(apply(through.clamp_max(0), other))
 
@@ -138,20 +135,10 @@ class Form:
         return Form(lower, lower if self.exact and other.exact else self.upper + other.upper)
 
 
-def _ends(value: Tensor) -> tuple[float, float]:
-    """The smallest and the largest entry."""
-    least, largest = torch.aminmax(value.detach())
-    return least.item(), largest.item()
-
-
 def _compose(form: Tensor, rows: Rows) -> Tensor:
     form = form.to(rows.coefs.dtype)
-    if rows.diagonal and rows.coefs.shape[:2] == (1, 1):
-        # The same rows at every token: one matrix product instead of one per token.
-        read = rows.read(form).mT
-        return (read.flatten(0, 2) @ rows.coefs[0, 0]).unflatten(0, read.shape[:3]).transpose(1, 2)
     if rows.diagonal:
-        return (rows.read(form).mT @ rows.per_group()).transpose(1, 2)
+        return (rows.read(form).mT @ rows.coefs).transpose(1, 2)
     return (form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)).unflatten(-1, (rows.groups, -1))
 
 
@@ -214,7 +201,8 @@ class CenterPiece(Piece):
     """``x − mean(x)`` as a rank-one update; the matrix is symmetric, so pull and push agree."""
 
     def pull(self, rows: Rows) -> Pulled:
-        return (rows.like(rows.coefs - rows.coefs.mean(2, keepdim=True)),), None
+        total = rows.coefs.sum(2, keepdim=True)
+        return (rows.like(torch.sub(rows.coefs, total, alpha=1 / rows.coefs.shape[2])),), None
 
     def push(self, *forms: Form) -> Form:
         width = forms[0].lower.shape[2]

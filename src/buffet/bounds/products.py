@@ -47,27 +47,26 @@ def planes(
     x_clean, x_low, x_high = box_terms(op, clean[0], x, op.x)
     y_clean, y_low, y_high = box_terms(op, clean[1], y, op.y)
 
-    def slopes(alpha: Alpha, y_first: Tensor, y_second: Tensor) -> tuple[Tensor, Tensor]:
-        return y_clean + _blend(alpha, y_first, y_second), x_clean + _blend(alpha, x_low, x_high)
+    def x_slope(alpha: Alpha, first: Tensor, second: Tensor) -> Tensor:
+        return cast(y_clean + _blend(alpha, first, second))
 
-    x_lower, y_lower = slopes(alpha_lower, y_low, y_high)
-    x_upper, y_upper = slopes(alpha_upper, y_high, y_low)
-    floats = isinstance(alpha_lower, float) and isinstance(alpha_upper, float)
-    same_y = alpha_lower is alpha_upper or (floats and alpha_lower == alpha_upper)
-    lower = -_constant(op, alpha_lower, (x_low, y_low), (x_high, y_high))
-    upper = -_constant(op, alpha_upper, (x_low, y_high), (x_high, y_low))
+    def y_slope(alpha: Alpha) -> Tensor:
+        return cast(x_clean + _blend(alpha, x_low, x_high))
 
     def cast(value: Tensor) -> Tensor:
         return (value if op.scale == 1 else op.scale * value).to(dtype)
 
+    floats = isinstance(alpha_lower, float) and isinstance(alpha_upper, float)
+    same_y = alpha_lower is alpha_upper or (floats and alpha_lower == alpha_upper)
+    y_lower = y_slope(alpha_lower)
     return PlanesPiece(
         op=op,
-        x_lower=cast(x_lower),
-        x_upper=cast(x_upper),
-        y_lower=(y_stored := cast(y_lower)),
-        y_upper=y_stored if same_y else cast(y_upper),
-        lower=cast(lower),
-        upper=cast(upper),
+        x_lower=x_slope(alpha_lower, y_low, y_high),
+        x_upper=x_slope(alpha_upper, y_high, y_low),
+        y_lower=y_lower,
+        y_upper=y_lower if same_y else y_slope(alpha_upper),
+        lower=_constant(op, alpha_lower, (x_low, y_low), (x_high, y_high)).to(dtype),
+        upper=_constant(op, alpha_upper, (x_low, y_high), (x_high, y_low)).to(dtype),
     )
 
 
@@ -78,11 +77,11 @@ def _blend(alpha: Alpha, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _constant(op: Bilinear, alpha: Alpha, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> Tensor:
-    """``Σ (1−α)·a·b + α·a'·b'`` over the summed axes, without building the terms when α is one number."""
+    """``−scale · Σ (1−α)·a·b + α·a'·b'``, without building the terms when α is one number."""
     if isinstance(alpha, float):
         t = "t" + op.terms
         parts = [
-            weight * torch.einsum(f"{t},{t}->t{op.out}", *pair)
+            (-op.scale * weight) * torch.einsum(f"{t},{t}->t{op.out}", *pair)
             for weight, pair in ((1 - alpha, first), (alpha, second))
             if weight
         ]
@@ -91,6 +90,7 @@ def _constant(op: Bilinear, alpha: Alpha, first: tuple[Tensor, ...], second: tup
         total = torch.lerp(first[0] * first[1], second[0] * second[1], alpha)
         if summed := [place + 1 for place, c in enumerate(op.terms) if c not in op.out]:
             total = total.sum(summed)
+        total = -op.scale * total
     return total.flatten(2)
 
 

@@ -26,9 +26,9 @@ SIDES: tuple[Side, Side] = ("lower", "upper")
 
 _EPS = torch.finfo(torch.float64).eps
 _TINY = torch.finfo(torch.float64).tiny  # what an underflow may lose
-_DOWN, _UP = torch.tensor(-math.inf), torch.tensor(math.inf)
-# A chord over less than this (relative) width is noise: the derivative at the middle differs from the true
-# chord by O(width²), 1e-12, and the intercept is the conjugate of whichever slope is used.
+_OUTWARD = torch.tensor([-math.inf, math.inf])
+# A quotient over less than this (relative) width is noise: the derivative at the middle differs from the true
+# one by O(width²), 1e-12, and the intercept is the conjugate of whichever slope is used.
 _NARROW = 1e-6
 _DINKELBACH_STEPS = 3
 _EXP_REACH = 0.99  # the tangent of exp at t is positive for x > t − 1
@@ -66,19 +66,19 @@ def relax(
     allows. Where ``lower = upper = 0`` only a = 0 is possible and the intercepts are exactly 0.
     """
     f = FUNCTIONS[name]
-    given = [k for k in (lower_slope, upper_slope) if k is not None]
-    center = torch.broadcast_tensors(center, lower, upper, *given)[0]
-    c, low, high = _interval(f, center, lower, upper)
-    if lower_slope is None or upper_slope is None:
-        defaults = _default_slopes(name, low, high)
-    # As the engine will store them.
-    below = (lower_slope if lower_slope is not None else defaults[0]).to(dtype).expand_as(low)
-    above = (upper_slope if upper_slope is not None else defaults[1]).to(dtype).expand_as(low)
-    bottom, top = _intercepts(f, c, low, high, below.double(), above.double())
+    slopes = [k for k in (lower_slope, upper_slope) if k is not None]
+    center, lower, upper, *slopes = torch.broadcast_tensors(center, lower, upper, *slopes)
+    deviations = torch.stack([lower, upper])
+    center, ends = _interval(f, center, deviations)
+    if len(slopes) < 2:
+        below, above = _default_slopes(name, ends)
+        slopes = [*slopes, above] if lower_slope is not None else [below, *(slopes or [above])]
+    slope = torch.stack(slopes).to(dtype)  # as the engine will store them
+    intercept = _intercepts(f, center, ends, slope.double())
     if dtype != torch.float64:
-        bottom, top = _stepped(bottom.to(dtype), _DOWN), _stepped(top.to(dtype), _UP)
-    moves = (lower != 0) | (upper != 0)
-    return Lines(below, bottom * moves, above, top * moves)
+        intercept = _stepped(intercept.to(dtype))
+    below, above = (intercept * deviations.any(0)).unbind(0)
+    return Lines(slope[0], below, slope[1], above)
 
 
 def default_slopes(
@@ -93,8 +93,7 @@ def default_slopes(
     end, so that the line stays positive; ReLU: 0 or 1, whichever leaves less area). Tanh across 0: the
     tangent through the far end, or the chord. GELU: the line of least area.
     """
-    _, low, high = _interval(FUNCTIONS[name], center, lower, upper)
-    return _default_slopes(name, low, high)
+    return _default_slopes(name, _ends(FUNCTIONS[name], center, lower, upper))
 
 
 def slope_range(
@@ -110,70 +109,67 @@ def slope_range(
     across 0, lower: [0, 1]; convex, lower: [f'(l), f'(u)]; convex, upper: the chord twice.
     """
     f = FUNCTIONS[name]
-    _, low, high = _interval(f, center, lower, upper)
+    ends = _ends(f, center, lower, upper)
     if f.curvature is None:
-        left, right = _envelope(f, low, high, side)
+        left, right = _envelope(f, ends, side)
         return (left, right) if side == "lower" else (right, left)
     if (f.curvature == "convex") == (side == "upper"):
-        chord = _chord(f, low, high)
+        chord = _chord(f, ends)
         return chord, chord
-    left, right = f.derivative(low), f.derivative(high)
+    left, right = f.derivative(ends).unbind(0)
     return (left, right) if f.curvature == "convex" else (right, left)
 
 
 # --- intervals and rounding ---------------------------------------------------------------------------------
 
 
-def _interval(f: Function, center: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Center and ends in float64, NaN below the domain; the ends contain center + [lower, upper] exactly."""
-    center, lower, upper = torch.broadcast_tensors(center.double(), lower.double(), upper.double())
-    least = center + lower
-    low, high = _stepped(least, _DOWN), _stepped(center + upper, _UP)
-    if f.domain > -math.inf:
-        # The domains start at 0, and no sum of a negative value rounds to 0.
-        low = torch.where(least >= f.domain, low.clamp(min=f.domain), math.nan)
-    return f.admit(center), low, high
+def _ends(f: Function, center: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The ends of the interval, as `_interval` makes them."""
+    center, lower, upper = torch.broadcast_tensors(center, lower, upper)
+    return _interval(f, center, torch.stack([lower, upper]))[1]
 
 
-def _stepped(x: Tensor, towards: Tensor) -> Tensor:
-    """The numbers, moved by one step of their precision."""
-    if not x.requires_grad:
-        return torch.nextafter(x, towards)
+def _interval(f: Function, center: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
+    """Center and ends in float64, NaN below the domain; the ends contain center + deviations exactly."""
+    center = center.double()
+    # The domains start at 0, and no sum of a negative value rounds to 0.
+    ends = _stepped(f.admit(center + deviations))
+    return f.admit(center), ends if f.domain == -math.inf else ends.clamp(min=f.domain)
+
+
+def _stepped(pair: Tensor) -> Tensor:
+    """Lower and upper numbers, moved apart by one step of their precision each."""
+    towards = _OUTWARD.to(pair.device).view(2, *(1 for _ in pair.shape[1:]))
+    if not pair.requires_grad:
+        return torch.nextafter(pair, towards)
     with torch.no_grad():
-        step = torch.nextafter(x, towards) - x
-    return x + step
+        step = torch.nextafter(pair, towards) - pair
+    return pair + step
 
 
 # --- the conjugate ------------------------------------------------------------------------------------------
 
 
-def _intercepts(
-    f: Function, center: Tensor, low: Tensor, high: Tensor, below: Tensor, above: Tensor
-) -> tuple[Tensor, Tensor]:
-    """``min over x in [low, high] of f(x) − f(c) − k(x − c)`` for k = `below`, the max for k = `above`.
+def _intercepts(f: Function, center: Tensor, ends: Tensor, slopes: Tensor) -> Tensor:
+    """``min over x in [low, high] of f(x) − f(c) − k(x − c)`` for the first slope, the max for the second.
 
-    Rounded safely: x − c, k·(x − c) and two subtractions round once each, f(x) and f(c) as `f.rounding` says.
-    An infinite value makes its allowance infinite and their difference NaN, so that an overflow at one end
-    cannot hide behind a finite value at the other.
+    Rounded safely: x − c, k·(x − c) and three subtractions round once each, f(x) and f(c) as `f.rounding`
+    says. An infinite value makes its allowance infinite and their difference NaN, so that an overflow at one
+    end cannot hide behind a finite value at the other.
     """
+    low, high = ends.unbind(0)
+    below, above = slopes.unbind(0)
     with torch.no_grad():
-        stationary = f.minima(below.detach()), f.maxima(above.detach())
-    # a point outside gives way to an end: with its gradient, as equal values share theirs
-    minima, maxima = ([torch.where((x > low) & (x < high), x, low) for x in points] for points in stationary)
-    x = torch.stack([center, *minima, low, high, *maxima])
-    value = f.value(x)
+        stationary = *f.minima(below), *f.maxima(above)
+    # Every point inside may stand for either side. One outside (or none, NaN) gives way to an end: with its
+    # gradient, as equal values share theirs.
+    x = torch.stack([low, high, *(torch.minimum(torch.fmax(x, low), high) for x in stationary)])
+    value, clean, run = f.value(x), f.value(center), x - center
+    gaps = torch.addcmul(value - clean, slopes.unsqueeze(1), run, value=-1)
     with torch.no_grad():
-        slack = f.rounding(x, value, also=1.0)
-        slack = slack + (slack[0] + _TINY)
-    rise, run = value - value[0], x - center
-
-    def gap(rows: slice, slope: Tensor, sign: int) -> Tensor:
-        drop = slope * run[rows]
-        allowance = torch.add(slack[rows], drop.detach().abs(), alpha=2 * _EPS)
-        return torch.add(rise[rows] - drop, allowance, alpha=sign)
-
-    lower, upper = slice(1, 3 + len(minima)), slice(1 + len(minima), None)
-    return gap(lower, below, -1).amin(0), gap(upper, above, 1).amax(0)
+        error = f.rounding(x, value, also=2.0) + f.rounding(center, clean, also=2.0)
+        slack = torch.addcmul(error, slopes.abs().unsqueeze(1), run.abs(), value=2 * _EPS)
+    return torch.stack([(gaps[0] - slack[0]).amin(0), (gaps[1] + slack[1]).amax(0)])
 
 
 # --- slopes -------------------------------------------------------------------------------------------------
@@ -193,14 +189,16 @@ def _ratio(f: Function, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(narrow, f.derivative(0.5 * (x + y)), quotient)
 
 
-def _chord(f: Function, low: Tensor, high: Tensor) -> Tensor:
-    """The slope of the chord over the interval. For ReLU in closed form: u⁺/(u⁺ + l⁻)."""
-    if f is not FUNCTIONS["relu"]:
-        return _ratio(f, low, high)
-    positive = high.clamp(min=0)
-    width = positive - low.clamp(max=0)
-    flat = (high <= 0).detach()
-    return torch.where(flat, 0 * low, positive / torch.where(flat, 1.0, width))
+def _chord(f: Function, ends: Tensor) -> Tensor:
+    """The slope of the chord of a convex or concave function.
+
+    It lies between the slopes at the two ends, which is all that is left of it where the ends are too close
+    for a quotient.
+    """
+    (first, last), (low, high) = f.value(ends).unbind(0), ends.unbind(0)
+    left, right = f.derivative(ends).unbind(0)
+    least, most = (left, right) if f.curvature == "convex" else (right, left)
+    return torch.clamp((last - first) / (high - low), least, most)
 
 
 def _support(f: Function, end: Tensor, other: Tensor, side: Side, sign: Tensor | float) -> Tensor:
@@ -231,48 +229,49 @@ def _support(f: Function, end: Tensor, other: Tensor, side: Side, sign: Tensor |
     return sign * (sign * found).amax(0)
 
 
-def _envelope(f: Function, low: Tensor, high: Tensor, side: Side) -> tuple[Tensor, Tensor]:
+def _envelope(f: Function, ends: Tensor, side: Side) -> tuple[Tensor, Tensor]:
     """The slopes, at the low and at the high end, of the convex (lower) or concave (upper) envelope of f."""
-    sign = low.new_tensor([-1.0, 1.0] if side == "lower" else [1.0, -1.0]).view(2, *(1 for _ in low.shape))
-    slopes = _support(f, torch.stack([low, high]), torch.stack([high, low]), side, sign)
+    sign = ends.new_tensor([-1.0, 1.0] if side == "lower" else [1.0, -1.0])
+    slopes = _support(f, ends, ends.flip(0), side, sign.view(2, *(1 for _ in ends.shape[1:])))
     return slopes[0], slopes[1]
 
 
-def _default_slopes(name: str, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _default_slopes(name: str, ends: Tensor) -> tuple[Tensor, Tensor]:
     f = FUNCTIONS[name]
+    low, high = ends.unbind(0)
     if name == "relu":
-        lower = torch.where(low.isnan(), low, (high > -low).to(low.dtype))
-        return lower, _chord(f, low, high)
+        return (low + high > 0).to(low.dtype), _chord(f, ends)
     middle = 0.5 * (low + high)
     if f.curvature is not None:
         tangent = f.derivative(torch.minimum(middle, low + _EXP_REACH) if name == "exp" else middle)
-        chord = _chord(f, low, high)
+        chord = _chord(f, ends)
         return (tangent, chord) if f.curvature == "convex" else (chord, tangent)
     if name == "tanh":
         tangent = f.derivative(middle)
         # as tanh is odd, the lower line through the high end is the upper one of the mirrored interval
         far = _support(f, torch.stack([low, -high]), torch.stack([high, -low]), "upper", 1.0)
         return torch.where(high <= 0, tangent, far[1]), torch.where(low >= 0, tangent, far[0])
-    return _least_area(f, low, high, "lower"), _least_area(f, low, high, "upper")
+    return _least_area(f, ends, "lower"), _least_area(f, ends, "upper")
 
 
-def _least_area(f: Function, low: Tensor, high: Tensor, side: Side) -> Tensor:
+def _least_area(f: Function, ends: Tensor, side: Side) -> Tensor:
     """The slope of the sound line nearest to f at the middle, which is the one with the least area to f.
 
     It supports the envelope there: it is the tangent at the middle where that is sound (right curvature, no
     end on the wrong side), else the better one of the envelope's lines through the two ends.
     """
     sign = 1.0 if side == "lower" else -1.0
+    low, high = ends.unbind(0)
     middle = 0.5 * (low + high)
-    left, right = _envelope(f, low, high, side)
-    value, at_low, at_high = f.value(middle), f.value(low), f.value(high)
+    left, right = _envelope(f, ends, side)
+    value, (at_low, at_high) = f.value(middle), f.value(ends).unbind(0)
     through_low = at_low + left * (middle - low)
     through_high = at_high + right * (middle - high)
-    ends = torch.where((sign * through_low >= sign * through_high).detach(), left, right)
+    better = torch.where((sign * through_low >= sign * through_high).detach(), left, right)
     assert f.second is not None  # mixed curvature
     tangent = f.derivative(middle)
     with torch.no_grad():
         under_low = sign * (at_low - value - tangent * (low - middle)) >= 0
         under_high = sign * (at_high - value - tangent * (high - middle)) >= 0
         sound = under_low & under_high & (sign * f.second(middle) >= 0)
-    return torch.where(sound, tangent, ends)
+    return torch.where(sound, tangent, better)

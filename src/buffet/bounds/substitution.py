@@ -285,7 +285,7 @@ class Bounds:
         size = constant.abs() + self.region.spread(form, least)
         # A row that nearly cancels is small, but its rounding errors are as large as those of the other rows
         # of its token. What cannot move at all is exactly 0.
-        size = torch.where(size > 0, size.amax(-1, keepdim=True), 0.0)
+        size = size.sign() * size.amax(-1, keepdim=True)
         return torch.sub(constant + least, size, alpha=ROUNDING * self.unit)
 
     def _errors(self, form: Form) -> Float[Tensor, "tasks tokens features"]:

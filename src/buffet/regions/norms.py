@@ -18,7 +18,7 @@ def lp_norm(x: Tensor, p: float, dim: int, keepdim: bool = False) -> Tensor:
     norm = _plain_norm(x, p, dim)
     if p not in (1.0, math.inf):
         # Powers in the middle of the number range are safe as they are; redo the others scaled.
-        limit = torch.finfo(x.dtype).max ** (0.5 / p) / x.shape[dim]
+        limit = _safe(x, p, dim)
         if _all_between(norm, 1 / limit, limit):
             return norm if keepdim else norm.squeeze(dim)
         odd = ~((norm > 1 / limit) & (norm < limit)) & ((norm != 0) | (p > 2))
@@ -45,14 +45,26 @@ def _plain_norm(x: Tensor, p: float, dim: int) -> Tensor:
 
 def _all_between(x: Tensor, low: float, high: float) -> bool:
     """Whether all of `x` lies strictly inside; NaN does not."""
-    if not x.numel():
-        return True
-    smallest, largest = (end.item() for end in torch.aminmax(x.detach()))
-    return smallest > low and largest < high
+    return not x.numel() or (x.min().item() > low and x.max().item() < high)
+
+
+def largest_norm(x: Tensor, p: float, dim: int) -> Tensor:
+    """``‖x‖_p`` along an axis, which is kept, with what underflow may have lost added; differentiable."""
+    norm = _plain_norm(x, p, dim)
+    if p in (1.0, math.inf):
+        return norm
+    if p > 2 or not (norm.numel() and norm.max().item() < _safe(x, p, dim)):
+        norm = lp_norm(x, p, dim, keepdim=True)
+    return norm + underflow(x.dtype, p, x.shape[dim])
+
+
+def _safe(x: Tensor, p: float, dim: int) -> float:
+    """Norms below this, and above its inverse, have powers in the middle of the number range."""
+    return torch.finfo(x.dtype).max ** (0.5 / p) / x.shape[dim]
 
 
 def underflow(dtype: torch.dtype, p: float, size: int) -> float:
-    """An upper bound of ``‖x‖_p`` of a vector of `size` entries whose computed norm is 0."""
+    """What a computed norm ``‖x‖_p`` of `size` entries may lack because powers of them underflowed."""
     return (size * torch.finfo(dtype).tiny) ** (1 / p) if 1 < p <= 2 else 0.0
 
 

@@ -22,11 +22,11 @@ from buffet.errors import BuffetError
 from buffet.regions import arguments
 from buffet.regions.arguments import Words
 from buffet.regions.norms import (
+    largest_norm,
     lp_norm,
     project_l1,
     random_signs,
     rounded,
-    underflow,
     unit_directions,
     unit_vertices,
 )
@@ -176,7 +176,7 @@ class LpBall(Region):
         return LpBall(self.center, self.moved[index], self.p, None if self.eps is None else self.eps[index])
 
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
-        norms = lp_norm(form, self.q, dim=2).sum(1) + underflow(form.dtype, self.q, self.width)
+        norms = largest_norm(form, self.q, dim=2).sum((1, 2))
         return self._outer(form.dtype).reshape(-1, *[1] * (norms.ndim - 1)) * norms
 
     def minimise_sums(
