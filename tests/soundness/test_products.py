@@ -147,7 +147,7 @@ def test_pushed_planes_hold(product, sides):
         mid = width * torch.randn(TASKS, *value.shape, 3, generator=g, dtype=torch.float64)
         spread = torch.zeros_like(mid)
         spread[..., -1] = width * torch.rand(mid.shape[:-1], generator=g, dtype=torch.float64)
-        form = Form(mid - spread, mid + spread)
+        form = Form.between(mid - spread, mid + spread)
         reach = mid[..., :-1].abs().sum(-1)
         forms.append(form)
         boxes.append(Box(form.lower[..., -1] - reach, form.upper[..., -1] + reach))

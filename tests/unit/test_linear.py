@@ -131,7 +131,9 @@ def test_pull_of_a_linear_piece_is_the_transpose(name, kind):
 
 def random_form(seed: int = 0) -> Form:
     """A form with a lower and an upper side, in eight inputs."""
-    return Form(random(TASKS, TOKENS, WIDTH, 9, seed=seed), random(TASKS, TOKENS, WIDTH, 9, seed=seed + 50))
+    return Form.between(
+        random(TASKS, TOKENS, WIDTH, 9, seed=seed), random(TASKS, TOKENS, WIDTH, 9, seed=seed + 50)
+    )
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -369,7 +371,9 @@ def test_planes_push(name, shared):
     torch.testing.assert_close(exact.upper[..., -1], upper)
 
     spread = [value_of(op, axes, tokens, seed).abs() for axes, seed in ((op.x, 32), (op.y, 33))]
-    wide = piece.push(*(Form(constant(v - r), constant(v + r)) for v, r in zip((x, y), spread, strict=True)))
+    wide = piece.push(
+        *(Form.between(constant(v - r), constant(v + r)) for v, r in zip((x, y), spread, strict=True))
+    )
     size = replace(
         piece,
         x_lower=piece.x_lower.abs(),

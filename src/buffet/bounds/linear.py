@@ -80,21 +80,32 @@ class Rows:
 
 @dataclass(frozen=True)
 class Form:
-    """Linear bounds ``lower·δ ≤ deviation ≤ upper·δ`` of every entry of a node.
+    """Linear bounds ``lower·δ ≤ deviation ≤ upper·δ`` of every entry of a node, stacked; one, if it is exact.
 
-    The last column is the constant term (δ is extended by a 1). ``upper is lower`` means the form is exact.
+    The last column is the constant term (δ is extended by a 1).
     """
 
-    lower: Float[Tensor, "tasks tokens features inputs"]
-    upper: Float[Tensor, "tasks tokens features inputs"]
+    sides: Float[Tensor, "sides tasks tokens features inputs"]
 
     @classmethod
-    def exactly(cls, form: Tensor) -> Form:
-        return cls(form, form)
+    def exactly(cls, form: Float[Tensor, "tasks tokens features inputs"]) -> Form:
+        return cls(form.unsqueeze(0))
+
+    @classmethod
+    def between(cls, lower: Tensor, upper: Tensor) -> Form:
+        return cls(torch.stack([lower, upper]))
+
+    @property
+    def lower(self) -> Float[Tensor, "tasks tokens features inputs"]:
+        return self.sides[0]
+
+    @property
+    def upper(self) -> Float[Tensor, "tasks tokens features inputs"]:
+        return self.sides[-1]
 
     @property
     def exact(self) -> bool:
-        return self.upper is self.lower
+        return len(self.sides) == 1
 
     def compose(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Lower linear bounds ``A⁺·lower + A⁻·upper`` of the rows: coefficients of δ, and constants."""
@@ -105,34 +116,29 @@ class Form:
             total = _compose(self.lower, positive).add_(_compose(self.upper, negative))
         return total[:, :-1], total[:, -1]
 
-    def through(self, apply: Callable[[Tensor, Tensor], Tensor], lower: Tensor, upper: Tensor) -> Form:
-        """The form behind an operation between the linear maps `lower` and `upper`; ``apply(map, form)``.
+    def through(self, apply: Callable[[Tensor, Tensor], Tensor], maps: Tensor) -> Form:
+        """The form behind an operation between two linear maps, stacked (or one); ``apply(maps, sides)``.
 
         The lower bound takes this form's lower bound where the map is positive, its upper one elsewhere.
         """
-        if self.exact:
-            below = apply(lower, self.lower)
-            return Form(below, below) if upper is lower else Form(below, apply(upper, self.lower))
+        if self.exact or maps.min().item() >= 0:  # as for exp, and sums of weights
+            return Form(apply(maps, self.sides))
+        if maps.max().item() <= 0:  # as for 1/x
+            return Form(apply(maps, self.sides.flip(0)))
+        own = apply(maps.clamp_min(0), self.sides)
+        other = apply(maps.clamp_max(0).flip(0), self.sides)
+        own[0].add_(other[1])
+        own[1].add_(other[0])
+        return Form(own)
 
-        def side(through: Tensor, own: Tensor, other: Tensor) -> Tensor:
-            if through.min().item() >= 0:  # as for exp, and sums of weights
-                return apply(through, own)
-            if through.max().item() <= 0:  # as for 1/x
-                return apply(through, other)
-            return apply(through.clamp_min(0), own).add_(apply(through.clamp_max(0), other))
-
-        return Form(side(lower, self.lower, self.upper), side(upper, self.upper, self.lower))
-
-    def plus(self, lower: Tensor, upper: Tensor) -> Form:
+    def plus(self, constants: Float[Tensor, "2 tasks tokens features"]) -> Form:
         """The form, made for the occasion and changed in place, with constants added to its two sides."""
-        above = self.upper.clone() if self.exact else self.upper
-        self.lower[..., -1].add_(lower)
-        above[..., -1].add_(upper)
-        return Form(self.lower, above)
+        sides = self.sides.repeat(2, 1, 1, 1, 1) if self.exact else self.sides
+        sides[..., -1].add_(constants)
+        return Form(sides)
 
     def __add__(self, other: Form) -> Form:
-        lower = self.lower + other.lower
-        return Form(lower, lower if self.exact and other.exact else self.upper + other.upper)
+        return Form(self.sides + other.sides)
 
 
 def _compose(form: Tensor, rows: Rows) -> Tensor:
@@ -181,7 +187,7 @@ class AffinePiece(Piece):
         return (rows.like(self.weight.mT @ rows.coefs),), None
 
     def push(self, *forms: Form) -> Form:
-        return forms[0].through(torch.matmul, self.weight, self.weight)
+        return forms[0].through(torch.matmul, self.weight[None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +198,7 @@ class DiagonalPiece(Piece):
         return (rows.like(rows.coefs * self.weight[:, None]),), None
 
     def push(self, *forms: Form) -> Form:
-        weight = self.weight[:, None]
-        return forms[0].through(torch.mul, weight, weight)
+        return forms[0].through(torch.mul, self.weight[None, :, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,10 +210,10 @@ class CenterPiece(Piece):
         return (rows.like(torch.sub(rows.coefs, total, alpha=1 / rows.coefs.shape[2])),), None
 
     def push(self, *forms: Form) -> Form:
-        width = forms[0].lower.shape[2]
-        eye = torch.eye(width, dtype=forms[0].lower.dtype, device=forms[0].lower.device)
-        matrix = eye - 1 / width
-        return forms[0].through(torch.matmul, matrix, matrix)
+        sides = forms[0].sides
+        width = sides.shape[-2]
+        eye = torch.eye(width, dtype=sides.dtype, device=sides.device)
+        return forms[0].through(torch.matmul, (eye - 1 / width)[None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,10 +253,10 @@ class PoolPiece(Piece):
         return (Rows(coefs, rows.groups, diagonal=False),), None
 
     def push(self, *forms: Form) -> Form:
-        def pool(weights: Tensor, form: Tensor) -> Tensor:
-            return torch.einsum("n,tnfd->tfd", weights, form)[:, None]
+        def pool(weights: Tensor, sides: Tensor) -> Tensor:
+            return torch.einsum("sn,stnfd->stfd", weights, sides).unsqueeze(2)
 
-        return forms[0].through(pool, self.weights, self.weights)
+        return forms[0].through(pool, self.weights[None])
 
 
 def exact_piece(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Piece | None:
@@ -290,8 +295,9 @@ class LinesPiece(Piece):
         return (rows.like(coefs),), bias
 
     def push(self, *forms: Form) -> Form:
-        lower, upper = self.lower_slope.unsqueeze(-1), self.upper_slope.unsqueeze(-1)
-        return forms[0].through(torch.mul, lower, upper).plus(self.lower_intercept, self.upper_intercept)
+        slopes = torch.stack([self.lower_slope, self.upper_slope]).unsqueeze(-1)
+        constants = torch.stack([self.lower_intercept, self.upper_intercept])
+        return forms[0].through(torch.mul, slopes).plus(constants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,23 +362,26 @@ class PlanesPiece(Piece):
         return planes.permute(0, *(op.terms.index(c) + 1 for c in order)) @ coefs
 
     def push(self, *forms: Form) -> Form:
-        x = forms[0].through(self._from_x, self.x_lower, self.x_upper)
-        y = forms[1].through(self._from_y, self.y_lower, self.y_upper)
-        return (x + y).plus(self.lower, self.upper)
+        same_y = self.y_upper is self.y_lower
+        x = forms[0].through(self._from_x, torch.stack([self.x_lower, self.x_upper]))
+        y = forms[1].through(
+            self._from_y, self.y_lower[None] if same_y else torch.stack([self.y_lower, self.y_upper])
+        )
+        return (x + y).plus(torch.stack([self.lower, self.upper]))
 
-    def _from_x(self, planes: Tensor, form: Tensor) -> Tensor:
+    def _from_x(self, planes: Tensor, sides: Tensor) -> Tensor:
         """``Σ planes · form`` over the axis the output does not have: a product per entry or per head."""
         op = self.op
-        form = split_axes(op, form, op.x)
+        sides = split_axes(op, sides, op.x)
         if op.out == op.x:
-            return (planes.unsqueeze(-1) * form).flatten(2, -2)
+            return (planes.unsqueeze(-1) * sides).flatten(-3, -2)
         order = (*op.out, op.x[-1])
-        return (planes.permute(0, *(op.terms.index(c) + 1 for c in order)) @ form).flatten(2, -2)
+        return (planes.permute(0, 1, *(op.terms.index(c) + 2 for c in order)) @ sides).flatten(-3, -2)
 
-    def _from_y(self, planes: Tensor, form: Tensor) -> Tensor:
+    def _from_y(self, planes: Tensor, sides: Tensor) -> Tensor:
         op = self.op
-        pattern = f"t{op.terms},t{op.y}d->t{op.out}d"
-        return torch.einsum(pattern, planes, split_axes(op, form, op.y)).flatten(2, -2)
+        pattern = f"st{op.terms},st{op.y}d->st{op.out}d"
+        return torch.einsum(pattern, planes, split_axes(op, sides, op.y)).flatten(-3, -2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -405,13 +414,14 @@ class SoftmaxPiece(Piece):
         return (rows.like(x.flatten(2, 3)),), bias
 
     def push(self, *forms: Form) -> Form:
-        def apply(slope: Tensor, form: Tensor) -> Tensor:
-            return (slope @ self._split(form)).flatten(2, 3)
+        def apply(slopes: Tensor, sides: Tensor) -> Tensor:
+            return (slopes @ self._split(sides)).flatten(-3, -2)
 
-        return forms[0].through(apply, self.lower_slope, self.upper_slope).plus(self.lower, self.upper)
+        slopes, constants = (self.lower_slope, self.upper_slope), (self.lower, self.upper)
+        return forms[0].through(apply, torch.stack(slopes)).plus(torch.stack(constants))
 
     def _split(self, value: Tensor) -> Tensor:
-        return value.unflatten(2, (self.lower_slope.shape[2], -1))
+        return value.unflatten(-2, (self.lower_slope.shape[2], -1))
 
 
 def _tokens(value: Tensor, axes: str, axis: str, moved: Tensor) -> Tensor:
@@ -426,5 +436,5 @@ def _tokens(value: Tensor, axes: str, axis: str, moved: Tensor) -> Tensor:
 
 
 def split_axes(op: Bilinear, value: Tensor, axes: str) -> Tensor:
-    """View ``[tasks, tokens, features, last]`` with the features split into the axes of `op`."""
-    return value.unflatten(2, (op.heads, -1)) if len(axes) == 3 else value
+    """View ``[..., tokens, features, last]`` with the features split into the axes of `op`."""
+    return value.unflatten(-2, (op.heads, -1)) if len(axes) == 3 else value

@@ -321,7 +321,8 @@ class Bounds:
             constant = constant.expand(len(coefs), -1, -1)
             forms.append(torch.cat([coefs, constant.unsqueeze(1)], 1).chunk(2, -1))
         ordered = {
-            n: Form(*(side.permute(0, 2, 3, 1) for side in sides)) for n, sides in self._sides(nodes, forms)
+            n: Form.between(*(side.permute(0, 2, 3, 1) for side in sides))
+            for n, sides in self._sides(nodes, forms)
         }
         return ordered, {n: Box(*sides) for n, sides in self._sides(nodes, boxes)}
 

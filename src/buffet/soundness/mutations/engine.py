@@ -29,7 +29,7 @@ def _other_parts(right: Any) -> Any:
 
 
 def _other_sides(right: Any) -> Any:
-    return lambda self, *args: right(Form(self.upper, self.lower), *args)
+    return lambda self, *args: right(Form(self.sides.flip(0)), *args)
 
 
 def _no_bias(right: Any) -> Any:
