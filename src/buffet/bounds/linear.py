@@ -170,13 +170,11 @@ class Piece:
 
     def to(self, dtype: torch.dtype) -> Piece:
         """The same piece with its numbers in another precision."""
-        cast: dict[int, Tensor] = {}  # a tensor shared by two fields stays shared
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if isinstance(value, Tensor):
-                cast[id(value)] = cast.get(id(value), value.to(dtype))
-        changes = {f.name: cast[id(v)] for f in fields(self) if id(v := getattr(self, f.name)) in cast}  # type: ignore[arg-type]
-        return replace(self, **changes)  # type: ignore[type-var]
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
+        if all(v.dtype == dtype for v in tensors.values()):
+            return self
+        cast = {id(v): v.to(dtype) for v in tensors.values()}  # a tensor shared by two fields stays shared
+        return replace(self, **{name: cast[id(v)] for name, v in tensors.items()})  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, eq=False)

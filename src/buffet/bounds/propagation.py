@@ -107,17 +107,17 @@ def bound_nodes(
         if propagation.keeps == "boxes":
             continue
         bounds.linearise(index, node)
-        stops = stops_at(bounds, index, propagation)
         if index in keeps and index not in bounds.forms:
             if form := _pushed(bounds, index, node):
                 bounds.forms[index] = form
             else:
-                forms, boxes = bounds.forms_of(groups[index], stops)
+                forms, boxes = bounds.forms_of(groups[index], stops_at(bounds, index, propagation))
                 bounds.forms.update(forms)
                 sharper |= boxes
         if index in needed:
             if index not in sharper:
-                sharper |= _sharper(bounds, index) or sharpen(bounds, groups[index], stops)
+                known = _sharper(bounds, index)
+                sharper |= known or sharpen(bounds, groups[index], stops_at(bounds, index, propagation))
             sharp = sharper[index] & box if box else sharper[index]
             sharp = settle(index, sharp) if settle else sharp
             bounds.boxes[index], bounds.widths[index] = sharp, (sharp.upper - sharp.lower).max().item()
@@ -237,7 +237,7 @@ def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
     """The form of a node from the forms of its inputs, if they are all known."""
 
     def known(i: int) -> Form | None:
-        if i in bounds.locals:
+        if i in bounds.locals and i not in bounds.forms:
             return bounds.locals[i].form(bounds.clean[i].shape[0])
         return bounds.forms.get(i)
 

@@ -68,8 +68,7 @@ def relax(
     f = FUNCTIONS[name]
     slopes = [k for k in (lower_slope, upper_slope) if k is not None]
     center, lower, upper, *slopes = torch.broadcast_tensors(center, lower, upper, *slopes)
-    deviations = torch.stack([lower, upper])
-    center, ends = _interval(f, center, deviations)
+    center, ends = _interval(f, center, lower, upper)
     if len(slopes) < 2:
         below, above = _default_slopes(name, ends)
         slopes = [*slopes, above] if lower_slope is not None else [below, *(slopes or [above])]
@@ -77,7 +76,7 @@ def relax(
     intercept = _intercepts(f, center, ends, slope.double())
     if dtype != torch.float64:
         intercept = _stepped(intercept.to(dtype))
-    below, above = (intercept * deviations.any(0)).unbind(0)
+    below, above = (intercept * torch.logical_or(lower, upper)).unbind(0)
     return Lines(slope[0], below, slope[1], above)
 
 
@@ -126,14 +125,14 @@ def slope_range(
 def _ends(f: Function, center: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     """The ends of the interval, as `_interval` makes them."""
     center, lower, upper = torch.broadcast_tensors(center, lower, upper)
-    return _interval(f, center, torch.stack([lower, upper]))[1]
+    return _interval(f, center, lower, upper)[1]
 
 
-def _interval(f: Function, center: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
-    """Center and ends in float64, NaN below the domain; the ends contain center + deviations exactly."""
+def _interval(f: Function, center: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Center and ends in float64, NaN below the domain; the ends contain center + [lower, upper] exactly."""
     center = center.double()
     # The domains start at 0, and no sum of a negative value rounds to 0.
-    ends = _stepped(f.admit(center + deviations))
+    ends = _stepped(f.admit(center + torch.stack([lower, upper])))
     return f.admit(center), ends if f.domain == -math.inf else ends.clamp(min=f.domain)
 
 

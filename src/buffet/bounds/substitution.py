@@ -319,11 +319,8 @@ class Bounds:
             coefs, constant = self.substitute(root, rows, stops)
             boxes.append(self.concretise(coefs, constant).chunk(2, -1))
             constant = constant.expand(len(coefs), -1, -1)
-            forms.append(torch.cat([coefs, constant.unsqueeze(1)], 1).chunk(2, -1))
-        ordered = {
-            n: Form.between(*(side.permute(0, 2, 3, 1) for side in sides))
-            for n, sides in self._sides(nodes, forms)
-        }
+            forms.append(torch.cat([coefs.transpose(1, 2), constant.unsqueeze(2)], 2).chunk(2, -1))
+        ordered = {n: Form.between(*(side.mT for side in sides)) for n, sides in self._sides(nodes, forms)}
         return ordered, {n: Box(*sides) for n, sides in self._sides(nodes, boxes)}
 
     def _sides(

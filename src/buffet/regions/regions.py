@@ -176,7 +176,8 @@ class LpBall(Region):
         return LpBall(self.center, self.moved[index], self.p, None if self.eps is None else self.eps[index])
 
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
-        norms = largest_norm(form, self.q, dim=2).sum((1, 2))
+        norms = largest_norm(form, self.q, dim=2).squeeze(2)
+        norms = norms.sum(1) if norms.shape[1] > 1 else norms.squeeze(1)
         return self._outer(form.dtype).reshape(-1, *[1] * (norms.ndim - 1)) * norms
 
     def minimise_sums(
