@@ -2,27 +2,74 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import Any, TypeVar
 
 import torch
+
+from buffet.errors import BuffetError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """``[work(item) for item in items]`` by as many threads as PyTorch may use, one core each.
+    """``[work(item) for item in items]`` by as many processes as PyTorch may use threads, one core each.
 
-    Splitting the items wastes less than splitting every operation, many of which are too small for that.
+    Splitting the items wastes less than splitting every operation, many of which are too small for that; and
+    processes do not wait for each other's interpreter, as threads do. They begin as copies of this one: what
+    `work` changes is lost, and only what it returns comes back. Where processes cannot be copied safely, the
+    work is done by threads.
     """
-    threads = torch.get_num_threads()
-    if min(threads, len(items)) < 2:
+    workers = min(torch.get_num_threads(), len(items))
+    if workers < 2:
         return [work(item) for item in items]
+    return _by_processes(work, items, workers) if _copies() else _by_threads(work, items, workers)
+
+
+def _copies() -> bool:
+    """Whether a copy of this process can compute: not where there are GPUs, nor in a process of a pool."""
+    return sys.platform == "linux" and parent_process() is None and not torch.cuda.is_available()
+
+
+def _by_threads(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             return list(pool.map(work, items))
     finally:
         torch.set_num_threads(threads)
+
+
+_inherited: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
+"""The work at hand, which processes find where they were copied: functions need not be sent."""
+
+
+def _by_processes(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+    global _inherited
+    _inherited = work, items
+    try:
+        with ProcessPoolExecutor(
+            workers, get_context("fork"), initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
+            return [pickle.loads(answer) for answer in pool.map(_answer, range(len(items)))]
+    except BrokenProcessPool:
+        raise BuffetError(
+            "a process that worked on some of the tasks was killed, perhaps for want of memory:"
+            " take fewer --threads"
+        ) from None
+    finally:
+        _inherited = None
+
+
+def _answer(place: int) -> bytes:
+    """The result for one item, in bytes: as tensors they would be shared, a file for each of them."""
+    assert _inherited is not None
+    work, items = _inherited
+    return pickle.dumps(work(items[place]), pickle.HIGHEST_PROTOCOL)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
-from buffet.bounds.optimise import Control
+from buffet.bounds.optimise import Control, Lessons
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
 from buffet.memory import Need, chunk_within, need, readable
@@ -270,20 +270,23 @@ def bound_margins(
     engine = engine.fit(scene)
     step = batch_size(scene, method, region, engine)
 
-    def bound(part: Tensor) -> Tensor:
+    def bound(part: Tensor) -> tuple[Tensor, Lessons]:
         told = control or Control()
         if trace:
             told = replace(told, trace=lambda step, margins: trace(part.tolist(), step, margins))
-        return method.bound(
-            scene, region.select(part), dtype=engine.dtype, chunk_bytes=engine.rows, control=told
-        )
+        some = region.select(part)
+        found = method.bound(scene, some, dtype=engine.dtype, chunk_bytes=engine.rows, control=told)
+        return found, told.memory.lessons(some) if told.memory else {}
 
     groups = torch.arange(region.tasks).split(step)
     # Forms fill the memory as it is; without them, groups are small and may be worked on together, unless
     # someone counts the bytes or the steps.
     alone = method.describe().keeps != "none" or engine.memory is not None or trace is not None
     parts = [bound(part) for part in groups] if alone else side_by_side(bound, groups)
-    margins = _plausible(torch.cat(parts), region, scene.clean[-1])
+    if control and control.memory:
+        for _, lessons in parts:
+            control.memory.add(lessons)
+    margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
     expired = control is not None and control.expired
     if engine.dtype == torch.float32 and bool(lost.any()) and not expired:

@@ -29,6 +29,10 @@ Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
 """The margins under the relaxation with these shares, and how to get their gradient."""
 
 
+Lessons = dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]]
+"""The shares learned for some words to bound some node, and the ε they were learned at."""
+
+
 class Memory:
     """Shares that were learned for a task at one ε, to start from at the next, and for other words.
 
@@ -37,15 +41,25 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]] = {}
+        self._known: Lessons = {}
         self._first: dict[int, dict[int, Shares]] = {}
 
     def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
         """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
         for task, (words, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
-            self._known[words, root] = size, one
-            self._first.setdefault(root, one)
+            self.add({(words, root): (size, one)})
+
+    def lessons(self, region: Region) -> Lessons:
+        """All that was learned for the tasks of a region."""
+        tasks = {words for words, _ in _tasks(region)}
+        return {key: lesson for key, lesson in self._known.items() if key[0] in tasks}
+
+    def add(self, lessons: Lessons) -> None:
+        """Take over what was learned elsewhere."""
+        self._known |= lessons
+        for (_, root), (_, shares) in lessons.items():
+            self._first.setdefault(root, shares)
 
     def shares_of(
         self, region: Region, root: int, within: float = math.inf, *, others: bool = False
