@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from buffet.experiments.rows import Row
-from buffet.report import CertifyReport, ModelInfo, Query, TaskResult, Token, Versions, together
+from buffet.report import CertifyReport, ModelInfo, Picture, Query, TaskResult, Token, Versions, together
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
 """A sentence that a careless page would run."""
@@ -85,6 +85,18 @@ AT_EPS = answer(
     task((3,), 0.0, None, margins={"negative": None}),
     eps=0.05,
     attack_seconds=None,
+)
+
+IMAGE = answer(
+    task((1,), 0.3, 0.4, tokens=("(0,0)",)),
+    task((4,), 0.1, None, tokens=("(1,1)",)),
+    text="digits:17",
+    tokens=[
+        Token(index=i, token=name, special=i == 0, unknown=False)
+        for i, name in enumerate(("[CLASS]", "(0,0)", "(0,1)", "(1,0)", "(1,1)"))
+    ],
+    # Four patches of one red, green, blue and grey pixel.
+    picture=Picture(side=2, patch=1, channels=3, pixels="/wAAAP8AAAD/gICA"),
 )
 
 

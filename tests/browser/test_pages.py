@@ -14,7 +14,7 @@ import pytest
 from buffet.experiments.summary import FAIR, GOOD, cells, summarise
 from buffet.report import render_html
 from buffet.report.sweep import sweep_page
-from reports import AT_EPS, HOSTILE, RADII, answer, row, sweep_rows, task
+from reports import AT_EPS, HOSTILE, IMAGE, RADII, answer, row, sweep_rows, task
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 expect = playwright.expect
@@ -59,6 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "certify": render_html(RADII),
         "eps": render_html(AT_EPS),
         "pairs": render_html(answer(task((1, 3), 0.1, 0.2), task((3,), 0.3, 1e3), task((2,), 1e-12, None))),
+        "image": render_html(IMAGE),
         "zero": render_html(answer(task((1,), 0.0, None))),
         "long": render_html(long),
         "nothing": sweep_page([row("a", status="failed", reason="worker died", certified=None)]),
@@ -95,7 +96,9 @@ def column(page: playwright.Page, section: str, number: int) -> list[str]:
     return texts(page, f"#{section} tbody td:nth-child({number})")
 
 
-@pytest.mark.parametrize("name", ["sweep", "certify", "eps", "pairs", "zero", "long", "bare", "nothing"])
+@pytest.mark.parametrize(
+    "name", ["sweep", "certify", "image", "eps", "pairs", "zero", "long", "bare", "nothing"]
+)
 def test_pages_render_quietly_and_fit_the_window(
     browser: playwright.Browser, files: dict[str, Path], name: str
 ) -> None:
@@ -113,7 +116,7 @@ def test_pages_render_quietly_and_fit_the_window(
             assert page.evaluate(right) <= width + 1
 
 
-@pytest.mark.parametrize("name", ["sweep", "certify", "eps"])
+@pytest.mark.parametrize("name", ["sweep", "certify", "image", "eps"])
 def test_everything_has_a_name_for_those_who_cannot_see_it(
     browser: playwright.Browser, files: dict[str, Path], name: str
 ) -> None:
@@ -312,6 +315,30 @@ def test_all_text_can_be_read(
         found = page.evaluate(READABLE)
         assert len(found) > 30
         assert [text for contrast, text in found if contrast < 4.5] == []
+
+
+def test_an_image_is_drawn_patch_by_patch(browser: playwright.Browser, files: dict[str, Path]) -> None:
+    with opened(browser, files["image"]) as page:
+        colours = page.locator(".patches canvas").evaluate_all(
+            "faces => faces.map(face => [...face.getContext('2d').getImageData(0, 0, 1, 1).data])"
+        )
+        assert colours == [[255, 0, 0, 255], [0, 255, 0, 255], [0, 0, 255, 255], [128, 128, 128, 255]]
+        boxes = [face.bounding_box() for face in page.locator(".patches canvas").all()]
+        assert boxes[0]["y"] == boxes[1]["y"] < boxes[2]["y"]
+        assert boxes[0]["x"] == boxes[2]["x"] < boxes[1]["x"]
+        assert min(box["width"] for box in boxes) > 100
+        chips = page.locator(".patches .chip")
+        assert chips.evaluate_all("chips => chips.map(chip => chip.ariaLabel.split(':')[0])") == [
+            "(0,0)",
+            "(1,1)",
+        ]
+        chips.first.focus()
+        assert "(0,0)" in page.inner_text("#tooltip")
+        page.keyboard.press("ArrowDown")  # nothing moved below it
+        assert "(0,0)" in page.inner_text("#tooltip")
+        page.keyboard.press("ArrowRight")
+        assert "(1,1)" in page.inner_text("#tooltip")
+        assert texts(page, "#numbers th")[1] == "patch"
 
 
 def test_brackets_of_a_sentence(browser: playwright.Browser, files: dict[str, Path]) -> None:

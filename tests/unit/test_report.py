@@ -28,7 +28,7 @@ from buffet.report import (
 )
 from buffet.report.scale import Scale, ink
 from buffet.rounding import round_down, round_up
-from reports import AT_EPS, RADII, answer, data_of, task
+from reports import AT_EPS, IMAGE, RADII, answer, data_of, task
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,21 @@ class _Parsed(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
+
+
+def test_an_image_is_spoken_of_in_patches() -> None:
+    page = render_html(IMAGE)
+    text = _Parsed(page).text
+    assert "How far can the pixels of a patch move" in text
+    assert "every one of the 2 patches on its own" in text
+    assert "distance of the patch’s pixels" in text
+    assert "also below 0 and above 1" in text
+    assert not re.search(r"\b(word|words|embedding|sentence)\b", text.partition('{"')[0])
+    data = data_of(page)
+    assert (data["unit"], data["picture"]["side"]) == ("patch", 2)
+    boxed = answer(*IMAGE.tasks, eps=0.3, picture=IMAGE.picture)
+    boxed = boxed.model_copy(update={"query": boxed.query.model_copy(update={"norm": "inf"})})
+    assert "place of pixels, from 0 to 1." in _Parsed(render_html(boxed)).text
 
 
 @pytest.mark.parametrize("report", [RADII, AT_EPS], ids=["radii", "eps"])
@@ -187,6 +202,12 @@ def test_missing_numbers_are_shown_as_a_dash() -> None:
     cells = shown(task((1, 3), 0.0, None), None)
     assert (cells.words, cells.text) == ("1+3", "a + film")
     assert (cells.certified, cells.attacked, cells.margin) == ("0", "—", "—")
+
+
+def test_very_many_rows_are_not_all_named() -> None:
+    rows = tuple(range(1, 197))
+    cells = shown(task((1,), 0.1, None).model_copy(update={"words": rows, "tokens": rows}), None)
+    assert (cells.words, cells.text) == ("1+2+3+…+196", "1 + 2 + 3 + … + 196")
 
 
 def test_verdicts_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,26 @@ def test_an_image_is_certified_on_the_command_line(
     each = certify("--eps", str(whole["certified"]))
     assert [task["verdict"] for task in each["tasks"]] == ["certified"] * 4
     assert [token["token"] for token in each["tokens"]][:2] == ["[CLASS]", "(0,0)"]
+    assert {key: each["picture"][key] for key in ("side", "patch", "channels")} == {
+        "side": 2,
+        "patch": 3,
+        "channels": 1,
+    }
+    assert list(base64.b64decode(each["picture"]["pixels"]))[9:12] == [3, 4, 5]  # top of the second patch
+
+
+def test_the_answer_about_an_image_is_a_grid_of_patches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit(num_channels=1, layer_norm_eps=1e-3).save_pretrained(tmp_path / "m")
+    Image.fromarray(np.arange(36).reshape(6, 6).astype("uint8")).save(tmp_path / "image.png")
+    arguments = ["certify", str(tmp_path / "image.png"), "--model", str(tmp_path / "m"), "--words", "2,3"]
+    capsys.readouterr()
+    main([*arguments, "--method", "lse", "--no-attack", "--html", str(tmp_path / "page.html")])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:3] == [["1", "2"], ["3", "4"]]
+    assert lines[4][:2] == ["#", "patch"]
+    assert "patchMap" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_model_is_checked_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import shlex
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from buffet.attack import AttackSettings
 from buffet.bounds.optimise import Control
@@ -25,6 +27,7 @@ from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
     ModelInfo,
+    Picture,
     Query,
     TaskResult,
     Token,
@@ -140,6 +143,21 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         attack_seconds=attack_seconds if request.eps is None else None,
         command=request.command(),
         versions=Versions.current(),
+        picture=_picture(model, x),
+    )
+
+
+def _picture(model: Model, x: Tensor) -> Picture | None:
+    """The image in these rows of pixels; None for a sentence."""
+    if not isinstance(model, ImageModel):
+        return None
+    config = model.config
+    pixels = (255 * x[1:]).round().to("cpu", torch.uint8).numpy().tobytes()  # all but the class token
+    return Picture(
+        side=config.side,
+        patch=config.patch_size,
+        channels=config.num_channels,
+        pixels=base64.b64encode(pixels).decode(),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,9 +65,10 @@ def print_report(report: CertifyReport, html: Path | None) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=120)
     console.print()
-    console.print(_sentence(report))
+    for line in _heat_map(report):
+        console.print(line)
     if console.is_terminal and not console.no_color:
-        console.print(_legend())
+        console.print(_legend("sentence" if report.picture is None else "image"))
     console.print()
     console.print(_table(report))
     console.print()
@@ -81,26 +82,38 @@ def _shade(step: int) -> Style:
     return Style(color=ink(step), bgcolor=RAMP[step])
 
 
-def _sentence(report: CertifyReport) -> Text:
+def _heat_map(report: CertifyReport) -> Iterator[Text]:
+    """The sentence; or the image, every patch as the number that ``--words`` calls it by."""
+    if report.picture is None:
+        yield _shaded(report, {token.index: token.token for token in report.tokens})
+        return
+    side = report.picture.side
+    wide = len(str(side * side))
+    for line in range(side):
+        first = 1 + line * side  # row 0 is the class token
+        yield _shaded(report, {row: f"{row:{wide}}" for row in range(first, first + side)})
+
+
+def _shaded(report: CertifyReport, names: Mapping[int, str]) -> Text:
+    """Rows by these names, those that moved in their colour."""
     steps = shades(report)
     line = Text()
-    for token in report.tokens:
-        style = _shade(steps[token.index]) if token.index in steps else Style(dim=True)
-        line.append(f" {token.token} ", style)
+    for row, name in names.items():
+        line.append(f" {name} ", _shade(steps[row]) if row in steps else Style(dim=True))
         line.append(" ")
     return line
 
 
-def _legend() -> Text:
+def _legend(whole: str) -> Text:
     ramp = [Text("  ", Style(bgcolor=colour)) for colour in RAMP]
-    return Text.assemble(("fragile ", "dim"), *ramp, (" robust (relative to this sentence)", "dim"))
+    return Text.assemble(("fragile ", "dim"), *ramp, (f" robust (relative to this {whole})", "dim"))
 
 
 def _table(report: CertifyReport) -> Table:
     at_eps = report.query.eps is not None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("#", justify="right", style="dim")
-    table.add_column("word", overflow="fold")
+    table.add_column(report.unit, overflow="fold")
     if at_eps:
         table.add_column("verdict")
     for name in ("certified", "attacked", "margin"):

@@ -7,6 +7,7 @@ of a template, data and the components in ``assets``; `certify` and `sweep` are 
 from buffet.report.answer import (
     CertifyReport,
     ModelInfo,
+    Picture,
     Query,
     Shown,
     TaskResult,
@@ -25,6 +26,7 @@ __all__ = [
     "RAMP",
     "CertifyReport",
     "ModelInfo",
+    "Picture",
     "Query",
     "Shown",
     "TaskResult",

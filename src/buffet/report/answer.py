@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from buffet.report.scale import steps
 from buffet.rounding import round_down, round_up
 
+NAMED = 24
+"""Rows moving together that are all named in a table; more are not, as a whole image has hundreds."""
 Verdict = Literal["certified", "falsified", "unknown"]
 
 
@@ -96,6 +98,15 @@ class Versions(_Frozen):
         return cls(buffet=version("buffet"), torch=version("torch"), python=platform.python_version())
 
 
+class Picture(_Frozen):
+    """The image that was asked about: the pixels of its patches."""
+
+    side: int  # patches in a line, and lines of patches
+    patch: int  # pixels in a line of a patch, and lines of pixels
+    channels: int  # 1: grey; 3: red, green and blue
+    pixels: str  # base64 of bytes: patch after patch, in each channel after channel, line by line
+
+
 class CertifyReport(_Frozen):
     """The whole answer of `buffet certify`."""
 
@@ -116,6 +127,17 @@ class CertifyReport(_Frozen):
     attack_seconds: float | None  # None: not timed apart
     command: str
     versions: Versions
+    picture: Picture | None = None  # of an image classifier: its words are the patches of this
+
+    @property
+    def unit(self) -> str:
+        """What a row of the input is called."""
+        return "word" if self.picture is None else "patch"
+
+    @property
+    def units(self) -> str:
+        """What several are called."""
+        return "words" if self.picture is None else "patches"
 
     @property
     def norm_name(self) -> str:
@@ -163,6 +185,12 @@ class Shown(_Frozen):
     verdict: Verdict
 
 
+def _listed(parts: Sequence[object]) -> list[str]:
+    """The parts by name; of very many, the first ones and the last."""
+    names = [str(part) for part in parts]
+    return names if len(names) <= NAMED else [*names[:3], "…", names[-1]]
+
+
 def shown(task: TaskResult, eps: float | None) -> Shown:
     """A task as it is printed: lower bounds rounded down, the attacked radius up.
 
@@ -171,8 +199,8 @@ def shown(task: TaskResult, eps: float | None) -> Shown:
     given = {eps: repr(eps)}
     attacked = "—" if task.attacked is None else given.get(task.attacked) or round_up(task.attacked)
     return Shown(
-        words="+".join(map(str, task.words)),
-        text=" + ".join(task.tokens),
+        words="+".join(_listed(task.words)),
+        text=" + ".join(_listed(task.tokens)),
         certified=given.get(task.certified) or round_down(task.certified),
         attacked=attacked,
         margin="—" if task.margin is None else round_down(task.margin),

@@ -13,11 +13,14 @@ def render_html(report: CertifyReport) -> str:
     return render(
         "certify.html.j2",
         _data(report),
-        ["certify.js"],
+        ["picture.js", "certify.js"],
         report=report,
         label=report.model.labels[report.query.label],
         answer=report.model.labels[report.answer],
         subject=_subject(report),
+        many=report.units,
+        rows="embedding" if report.picture is None else "pixels",
+        boxed=report.query.eps is not None and report.query.norm == "inf",
         together=max(len(task.words) for task in report.tasks),
         effort=_effort(report),
         round_down=round_down,
@@ -28,9 +31,10 @@ def render_html(report: CertifyReport) -> str:
 def _subject(report: CertifyReport) -> str:
     """What the smallest radius was proven for."""
     count, together = len(report.tasks), max(len(task.words) for task in report.tasks)
+    one, many = report.unit, report.units
     if count == 1:
-        return "the word" if together == 1 else "the words together"
-    return f"every one of the {count} words on its own" if together == 1 else f"all {count} groups of words"
+        return f"the {one}" if together == 1 else f"the {many} together"
+    return f"every one of the {count} {many} on its own" if together == 1 else f"all {count} groups of {many}"
 
 
 def _effort(report: CertifyReport) -> str:
@@ -65,6 +69,8 @@ def _data(report: CertifyReport) -> dict[str, object]:
         for task, cells in ((task, shown(task, eps)) for task in report.tasks)
     ]
     return {
+        "unit": report.unit,
+        "picture": report.picture and report.picture.model_dump(),
         "norm": report.norm_name,
         "at_eps": eps is not None,
         "clean_margin": report.clean_margin,

@@ -21,7 +21,11 @@
       .map(([name, value]) => `${name} ${value}`)
       .join(", "),
   }));
-  place("words").append(wordMap(data.tokens, items, "The sentence; arrow keys go from word to word"));
+  place("words").append(
+    data.picture
+      ? patchMap(data.picture, data.tokens, items, "The image; arrow keys go from patch to patch")
+      : wordMap(data.tokens, items, "The sentence; arrow keys go from word to word"),
+  );
   if (data.edges.length) place("words").append(legend(data.edges, bound));
 
   const values = data.at_eps ? [data.clean_margin] : data.tasks.flatMap(task => [task.certified, task.attacked ?? 0]);
@@ -45,7 +49,7 @@
 
   const columns = [
     { name: "#", left: true, cell: task => task.rows, key: task => task.words[0] },
-    { name: "word", left: true, cell: task => task.text, key: task => task.text },
+    { name: data.unit, left: true, cell: task => task.text, key: task => task.text },
     ...(data.at_eps
       ? [
           {
@@ -65,7 +69,7 @@
   ];
   place("numbers").append(
     makeTable({
-      caption: "Every word",
+      caption: `Every ${data.unit}`,
       columns,
       rows: data.tasks,
       portion: 200,

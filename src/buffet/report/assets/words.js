@@ -2,6 +2,17 @@
 
 // items: [{ words: rows that move, shade, title, lines: [[name, value], …], label }]; a word in several takes the weakest.
 function wordMap(tokens, items, label) {
+  const chips = makeChips(tokens, items, word => tokens[word]);
+  return chipGroup(
+    "words",
+    label,
+    chips,
+    chips.flatMap(chip => [chip, " "]),
+  );
+}
+
+// Every row as an element that shows face(row): with numbers if it moved, plain if not.
+function makeChips(tokens, items, face) {
   const about = new Map();
   for (const item of items) {
     for (const word of item.words) {
@@ -9,9 +20,9 @@ function wordMap(tokens, items, label) {
       about.get(word).push(item);
     }
   }
-  const chips = tokens.map((token, word) => {
+  return tokens.map((token, word) => {
     const found = about.get(word);
-    if (!found) return element("span", { class: "token" }, token);
+    if (!found) return element("span", { class: "token" }, face(word));
     const weakest = found.reduce((a, b) => (b.shade < a.shade ? b : a));
     const spoken = found
       .slice(0, 4)
@@ -25,7 +36,7 @@ function wordMap(tokens, items, label) {
         tabindex: "-1",
         "aria-label": `${token}: ${spoken}`,
       },
-      token,
+      face(word),
     );
     const show = () => {
       const lines = found
@@ -38,23 +49,36 @@ function wordMap(tokens, items, label) {
     for (const event of ["pointerleave", "blur"]) chip.addEventListener(event, () => tooltip.hide());
     return chip;
   });
+}
+
+// One stop for Tab; the arrow keys go from chip to chip, up and down too where the chips are a grid.
+function chipGroup(name, label, chips, children, columns = null) {
   const stops = chips.filter(chip => chip.classList.contains("chip"));
   if (stops.length) stops[0].tabIndex = 0;
-  // One stop for Tab; the arrow keys go from word to word.
-  const move = event => {
-    const at = stops.indexOf(document.activeElement);
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: stops.length - 1 }[event.key];
-    if (at < 0 || to === undefined || !stops[to]) return;
-    event.preventDefault();
-    stops[at].tabIndex = -1;
-    stops[to].tabIndex = 0;
-    stops[to].focus();
+  const across = (chip, step) => {
+    let at = chips.indexOf(chip);
+    do at += step;
+    while (chips[at] && !stops.includes(chips[at]));
+    return chips[at];
   };
-  return element(
-    "div",
-    { class: "words", role: "group", "aria-label": label, keydown: move },
-    chips.flatMap(chip => [chip, " "]),
-  );
+  const move = event => {
+    const from = document.activeElement;
+    const at = stops.indexOf(from);
+    if (at < 0) return;
+    const to = {
+      ArrowRight: stops[at + 1],
+      ArrowLeft: stops[at - 1],
+      Home: stops[0],
+      End: stops.at(-1),
+      ...(columns && { ArrowUp: across(from, -columns), ArrowDown: across(from, columns) }),
+    }[event.key];
+    if (!to) return;
+    event.preventDefault();
+    from.tabIndex = -1;
+    to.tabIndex = 0;
+    to.focus();
+  };
+  return element("div", { class: name, role: "group", "aria-label": label, keydown: move }, children);
 }
 
 // The ramp with the values at which one colour becomes the next.
