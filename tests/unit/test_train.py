@@ -207,6 +207,23 @@ def test_a_preset_is_data_architecture_and_variants() -> None:
     assert [tiny_bert[k] for k in ("layers", "width", "inner", "heads")] == [4, 312, 1200, 12]
 
 
+@pytest.mark.parametrize("preset", [name for name in preset_names() if name.startswith("sst")])
+def test_no_depth_starts_with_a_saturated_pooler(data: Path, preset: str) -> None:
+    """LayerNorm without variance keeps every scale: what grows in one block grows in all that follow."""
+    settings = TrainSettings.of(preset=preset, data=data)
+    network = start_network(settings, read_data(str(data)))
+    batch = make_batches([(list(range(3, 15)), 1)], 1, network.pad)[0]
+    with torch.no_grad():
+        rows = network.embeddings.rows(batch.ids)
+        values = network.program.values(rows, batch.mask)
+    *_, pooled, logits = values
+    assert pooled.shape[-1] == settings.width
+    assert pooled.abs().max() < 0.5
+    streams = [v for v in values if v.shape == rows.shape]
+    assert max(float(v.norm()) for v in streams) < 2 * float(rows.norm())
+    assert logits.abs().max() < 0.5
+
+
 def test_the_default_is_how_the_embedded_model_was_made() -> None:
     settings, config = TrainSettings.of(data="sst2"), load("sst2-small").config
     assert f"    {settings.command()}\n" in (MODELS / "sst2-small" / "README.md").read_text()
