@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from buffet.report.scale import steps
 from buffet.rounding import round_down, round_up
 
-NAMED = 24
+NAMED = 12
 """Rows moving together that are all named in a table; more are not, as a whole image has hundreds."""
 Verdict = Literal["certified", "falsified", "unknown"]
 
