@@ -71,8 +71,8 @@ class TrainSettings(BaseModel):
     rate: Positive = 5e-4  # peak of the learning rate; half of Adam's usual value was steadier on dev
     warmup: Fraction = 0.05  # of all steps: post-norm blocks want a gentle start
     weight_decay: NonNegative = 2.0  # far above the usual 0.1: weights of no use vanish, bounds get tighter
-    # Of Glorot's initial matrices: what training has no use for stays small. And without variance no LayerNorm
-    # ever shrinks a row: at 1 rows grow by 1.7 in every block, and twelve of them saturate the pooler for good.
+    # Of Glorot's first matrices: what training has no use for stays small. LayerNorm without variance never
+    # shrinks a row: at 1 rows grow by 1.7 in every block, and a dozen blocks saturate the pooler for good.
     gain: Positive = 0.3
     clip: Positive = 1.0  # norm of the gradient; keeps a rare bad batch from undoing an epoch
     embedding_scale: Positive = 0.1  # standard deviation at the start; without variance the scale stays
