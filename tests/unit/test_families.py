@@ -9,11 +9,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
 
 import buffet
 from buffet.errors import BuffetError
-from buffet.loading import Model, load
+from buffet.loading import Model, ModelConfig, load, sources
 from buffet.loading.tokenizer import word_level
+from buffet.program import Program
 
 transformers = pytest.importorskip("transformers")
 
@@ -211,6 +213,26 @@ def test_quantised_modules_are_refused() -> None:
     module.bert.pooler.dense.weight = torch.nn.Parameter(weight, requires_grad=False)
     with pytest.raises(BuffetError, match=r"quantised weights are not supported"):
         load(module)
+
+
+def test_a_directory_is_compared_with_what_transformers_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = saved(classifier("bert"), tmp_path / "m")
+    build = sources.build_program
+
+    def wrong(config: ModelConfig, tensors: dict[str, Tensor]) -> Program:
+        return build(config, {name: 1.01 * tensor for name, tensor in tensors.items()})
+
+    monkeypatch.setattr(sources, "build_program", wrong)
+    with pytest.raises(BuffetError, match="other logits"):
+        load(directory)
+    assert load(directory, check=False).config.layer_norm == "standard"
+    # What transformers cannot run is loaded without it.
+    (directory / "config.json").write_text(
+        (directory / "config.json").read_text().replace('"model_type"', '"auto_map": 3, "model_type"')
+    )
+    assert load(directory).config.layer_norm == "standard"
 
 
 def test_our_own_variants_cannot_be_checked_by_transformers() -> None:

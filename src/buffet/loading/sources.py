@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ def available() -> tuple[str, ...]:
 
 
 def load(
-    source: str | Path | nn.Module | None = None, *, tokenizer: object = None, check: bool = False
+    source: str | Path | nn.Module | None = None, *, tokenizer: object = None, check: bool | None = None
 ) -> Model:
     """The model of `source`, the embedded default when nothing is given. `source` is one of
 
@@ -54,16 +55,24 @@ def load(
 
     `tokenizer`, a directory or an object of `tokenizers` or `transformers`, goes before the one in the
     directory; a module without one takes embedding rows but no texts. A module in memory is run beside the
-    program made of it, and refused if their logits differ by more than 1e-4; with `check` this is done for
-    directories too, by `transformers`. Nothing in a checkpoint is ever executed, and whatever is wrong with
-    it is said in one `BuffetError`.
+    program made of it, and refused if their logits differ by more than 1e-4. So is a directory, where
+    `transformers` is installed and can run it; with ``check=True`` it has to, with ``check=False`` it is not
+    asked. Nothing in a checkpoint is ever executed, and whatever is wrong with it is said in one
+    `BuffetError`.
     """
     if isinstance(source, nn.Module):
         return _from_module(source, tokenizer)
     if check:
         return checked(source, tokenizer=tokenizer)[0]
     name, directory = locate(source)
-    return _read(name, directory, tokenizer)
+    model = _read(name, directory, tokenizer)
+    if check is None and find_spec("transformers") and _is_known(model.config):
+        try:
+            module = _transformers(directory, model.config)
+        except Exception:  # it has its own mind about files; that it cannot run this model is no fault
+            return model
+        _compare(model, module, str(directory))
+    return model
 
 
 def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tuple[Model, float]:
@@ -169,11 +178,15 @@ def _compare(model: Model, module: nn.Module, where: str) -> float:
         return check_agreement(model.config, program, source, where)
 
 
+def _is_known(config: ModelConfig) -> bool:
+    """Whether `transformers` has such networks."""
+    position = "pre" if isinstance(config, ImageConfig) else "post"
+    return (config.layer_norm, config.norm_position, config.pooling) == ("standard", position, "cls")
+
+
 def _transformers(directory: Path, config: ModelConfig) -> nn.Module:
     """The classifier of a directory as `transformers` runs it."""
-    images = isinstance(config, ImageConfig)
-    known = ("standard", "pre" if images else "post", "cls")
-    if (config.layer_norm, config.norm_position, config.pooling) != known:
+    if not _is_known(config):
         raise BuffetError(
             f"{directory}: check=True runs the model in transformers, which has no layer_norm "
             f"{config.layer_norm}, norm_position {config.norm_position}, pooling {config.pooling}"
@@ -182,6 +195,7 @@ def _transformers(directory: Path, config: ModelConfig) -> nn.Module:
         from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
     except ImportError:
         raise BuffetError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
+    images = isinstance(config, ImageConfig)
     kind = AutoModelForImageClassification if images else AutoModelForSequenceClassification
     with _quiet_transformers():
         return kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
