@@ -84,7 +84,10 @@ def secant(
             falls += 1
             telling = root < high and (falls == 1 or margin > -NEARLY * clean) and margin > -clean
             short = 0.03 if falls == 1 else 0.01 * falls
-            further = 1 / 8 if falls > 3 else 1 / 4 if math.isnan(margin) else 1 - 0.2 * falls
+            if math.isnan(margin):
+                further = 1 / 4 if falls < 3 else 1 / 16
+            else:
+                further = 1 / 8 if falls > 3 else 1 - 0.2 * falls
             eps = (1 - short) * root if telling else further * high
         elif not low < root < high or slow >= 2:
             slow = 0
