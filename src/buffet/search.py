@@ -189,10 +189,11 @@ def radius(
     ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
     place = MIDDLE
     if quick and (helper := _Prover(query, quick)).fits:
-        learns = chosen.optimise == "tuned"
-        # Where much is learned afterwards rough answers will do and, if time cannot run out, one of them.
-        asked = ranges[:1] if learns and deadline is None else ranges
-        driver.search(helper, asked, place, search_to(max(tolerance, ROUGH if learns else 0.0)))
+        asked, accuracy = ranges, tolerance
+        if chosen.optimise == "tuned":
+            # What is learned afterwards is much more: if time cannot run out, one rough answer will do.
+            asked, accuracy = (ranges[:1], ROUGH) if deadline is None else (ranges, TOLERANCE)
+        driver.search(helper, asked, place, search_to(accuracy))
         place = BEYOND_QUICK
         shares = [b.certified / high for b, (_, high) in zip(driver.brackets, ranges, strict=False)]
         shares = [share or SMALL_SHARE for share in shares[: len(asked)]]

@@ -269,8 +269,7 @@ class Tuning:
 
     rows: int = 24  # sampled, over all tokens
     steps: int = 4  # for every group: half of what they all can gain together
-    again: int = 2  # steps from shares learned at another ε
-    near: float = 0.1  # no steps at all within this relative distance
+    near: float = 0.15  # within this relative distance of the ε they were learned at, shares are kept
     rate: float = 0.15  # of Adam
     control: Control = Control()
     carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
@@ -284,16 +283,14 @@ class Tuning:
         memory, target = self.control.memory, nodes[0]
         # Scores and weights take what queries and keys, and differences of scores, have learned.
         follows = isinstance(bounds.nodes[target].op, Scores | Softmax)
-        known = memory.shares_of(bounds.region, target) if memory and not follows else None
+        known = memory.shares_of(bounds.region, target, self.near) if memory and not follows else None
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[: self.sample(len(bounds.clean[root]))]
-        steps = 0 if follows else self.steps
-        if memory and known:
-            steps = 0 if memory.moved(bounds, target) < self.near else self.again
+        steps = 0 if follows or known else self.steps
         sheet = Sheet(shares)
         adam = Adam(sheet, self.rate)
         for _ in range(steps):
