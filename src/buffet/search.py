@@ -48,9 +48,8 @@ MIDDLE, BEYOND_QUICK = 0.5, 0.4
 """How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
 ROUGH = 0.05
 """The tolerance of searches that only lead to others."""
-CAUTION, LEARNED_CAUTION = 0.95, 0.95
-"""The other words start a little below what the first one suggests; more so where failing means learning at
-an ε that is too large."""
+CAUTION = 0.95
+"""Other words start a little below what the first ones suggest: proven margins tell more than failed ones."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +190,16 @@ def radius(
     if quick and (helper := _Prover(query, quick)).fits:
         asked, accuracy = ranges, tolerance
         if chosen.optimise == "tuned":
-            # What is learned afterwards is much more: if time cannot run out, one rough answer will do.
+            # What is learned afterwards is much more: if time cannot run out, one rough answer will do. The
+            # other tasks are then asked of the quick method as of any rival.
             asked, accuracy = (ranges[:1], ROUGH) if deadline is None else (ranges, TOLERANCE)
+            rivals = rivals if len(asked) == len(ranges) else [quick, *rivals]
         driver.search(helper, asked, place, search_to(accuracy))
         place = BEYOND_QUICK
-        shares = [b.certified / high for b, (_, high) in zip(driver.brackets, ranges, strict=False)]
-        shares = [share or SMALL_SHARE for share in shares[: len(asked)]]
-        shares += shares[:1] * (len(ranges) - len(asked))
-        ranges = [(share * high, high) for share, (_, high) in zip(shares, ranges, strict=True)]
+        tried = zip(driver.brackets[: len(asked)], asked, strict=True)
+        found = [b.certified / high if high > 0 else 0.0 for b, (_, high) in tried]
+        found += found[:1] * (len(ranges) - len(asked))
+        ranges = [((f or SMALL_SHARE) * high, high) for f, (_, high) in zip(found, ranges, strict=True)]
     if chosen.optimise == "all":
         driver.improve(prover)
     else:
@@ -305,8 +306,7 @@ class _Driver:
         learns = prove.method.optimise == "tuned"
         while done < len(ranges):
             group = range(len(ranges))[done : (2 * done + 1 if learns or not done else None)]
-            # Proven margins tell more than failed ones, and cost less where failing means learning again.
-            caution = 1.0 if not done else LEARNED_CAUTION if learns else CAUTION
+            caution = CAUTION if done else 1.0
             guesses = {}
             for task in group:
                 low, high = ranges[task]

@@ -351,3 +351,11 @@ def test_words_side_by_side_have_the_radii_they_have_one_after_the_other():
     finally:
         torch.set_num_threads(before)
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lse", "o-buffet", "buffet"])
+def test_a_label_that_is_wrong_to_begin_with_has_radius_0_by_every_kind_of_search(method):
+    model, x = small_model(), sentence()
+    wrong = 1 - int(model.program64.evaluate(x.double()).argmax())
+    found = radius(model, LpBall(x, [[0], [1]], 2), method, label=wrong)
+    assert [(task.certified, task.attacked, task.evaluations) for task in found.tasks] == [(0.0, 0.0, 0)] * 2

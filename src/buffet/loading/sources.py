@@ -67,12 +67,22 @@ def load(
     name, directory = locate(source)
     model = _read(name, directory, tokenizer)
     if check is None and find_spec("transformers") and _is_known(model.config):
-        try:
-            module = _transformers(directory, model.config)
-        except Exception:  # it has its own mind about files; that it cannot run this model is no fault
-            return model
-        _compare(model, module, str(directory))
+        _compare_if_it_runs(model, directory)
     return model
+
+
+def _compare_if_it_runs(model: Model, directory: Path) -> None:
+    """Refuse a model whose logits differ from those of `transformers`, should that be able to run it."""
+    try:
+        module = _transformers(directory, model.config)
+    except Exception:  # it has its own mind about files
+        return
+    try:
+        _compare(model, module, str(directory))
+    except BuffetError:
+        raise
+    except Exception:  # and about what it can compute
+        return
 
 
 def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tuple[Model, float]:
