@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -18,17 +18,28 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def side_by_side(
+    work: Callable[[T], R], items: Sequence[T], done: Callable[[R], None] | None = None
+) -> list[R]:
     """``[work(item) for item in items]`` by as many processes as PyTorch may use threads, one core each.
 
     Splitting the items wastes less than splitting every operation, many of which are too small for that; and
     processes do not wait for each other's interpreter, as threads do. They begin as copies of this one: what
     `work` changes is lost, and only what it returns comes back. Where processes cannot be copied safely, the
-    work is done by threads.
+    work is done by threads. `done` is told every result, in the order of the items.
     """
     workers = min(torch.get_num_threads(), len(items))
+    found = []
+    for result in _results(work, items, workers):
+        found.append(result)
+        if done:
+            done(result)
+    return found
+
+
+def _results(work: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
     if workers < 2:
-        return [work(item) for item in items]
+        return map(work, items)
     return _by_processes(work, items, workers) if _copies() else _by_threads(work, items, workers)
 
 
@@ -37,12 +48,12 @@ def _copies() -> bool:
     return sys.platform == "linux" and parent_process() is None and not torch.cuda.is_available()
 
 
-def _by_threads(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+def _by_threads(work: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(work, items))
+            yield from pool.map(work, items)
     finally:
         torch.set_num_threads(threads)
 
@@ -51,14 +62,14 @@ _inherited: tuple[Callable[[Any], Any], Sequence[Any]] | None = None
 """The work at hand, which processes find where they were copied: functions need not be sent."""
 
 
-def _by_processes(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+def _by_processes(work: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
     global _inherited
     _inherited = work, items
     try:
         with ProcessPoolExecutor(
             workers, get_context("fork"), initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
-            return [pickle.loads(answer) for answer in pool.map(_answer, range(len(items)))]
+            yield from map(pickle.loads, pool.map(_answer, range(len(items))))
     except BrokenProcessPool:
         raise BuffetError(
             "a process that worked on some of the tasks was killed, perhaps for want of memory:"

@@ -1,14 +1,13 @@
 """The certified radius: the largest ε a method proves, found with few evaluations.
 
-The driver runs the search strategies of all tasks in step, so that one engine call answers one question of
-every task.
+`driver` runs the searches of all tasks; `strategies` says which ε a search tries next.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,31 +15,24 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
-from buffet.bounds.optimise import Control, Memory
+from buffet.driver import TOLERANCE, Begin, Driver, Prover, Query
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.regions import LpBall, Region
-from buffet.strategies import SMALLEST_RADIUS, STRATEGIES, Bracket, Shape, Strategy, hopeless
+from buffet.strategies import STRATEGIES, Shape, Strategy, hopeless
 from buffet.verify import (
     Classifier,
     Engine,
-    batch_size,
-    bound_margins,
     checked_budget,
     clean_answer,
-    proven,
     without_padding,
 )
 
-TOLERANCE, LEARNED_TOLERANCE = 1e-3, 2e-2
+LEARNED_TOLERANCE = 2e-2
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
-CLOSE = 0.5
-"""A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 ATTACK_SHARE = 0.25
 """The most of a budget that attacks may take before the search begins."""
-PROOF_SHARE = 0.3
-"""What is learned at the edge is left this share of the remaining time to be proven in."""
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 SMALL_SHARE = 0.16
 """Radii are expected between this share of the attacked one and that itself."""
@@ -48,8 +40,6 @@ MIDDLE, BEYOND_QUICK = 0.5, 0.4
 """How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
 ROUGH = 0.05
 """The tolerance of searches that only lead to others."""
-CAUTION = 0.95
-"""Other words start a little below what the first ones suggest: proven margins tell more than failed ones."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class Radius:
     label: int
     clean_margin: float  # negative: the model does not give this label even to the unmoved rows
     tasks: tuple[TaskRadius, ...]
-    evaluations: int  # calls of the engine, each for all unfinished tasks at once
+    evaluations: int  # calls of the engine, each for all unfinished tasks that share their work
     seconds: float  # spent on proofs
     attack_seconds: float
 
@@ -154,8 +144,8 @@ def radius(
     begin = time.perf_counter()
     deadline = begin + checked_budget(budget) if budget is not None else None
     attack_end = None if budget is None else begin + ATTACK_SHARE * budget
-    query = _Query(model, region, label, engine or Engine(), deadline)
-    prover = _Prover(query, chosen)
+    query = Query(model, region, label, engine or Engine(), deadline)
+    prover = Prover(query, chosen)
     query.engine.check(prover.scene, chosen, region)
     if attacked is not None:
         given = torch.as_tensor(attacked, dtype=torch.float64, device=region.center.device)
@@ -181,13 +171,13 @@ def radius(
 
         return begin
 
-    driver = _Driver(search_to(tolerance), region.tasks, deadline, report)
+    driver = Driver(search_to(tolerance), region.tasks, deadline, report)
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick
     ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
     place = MIDDLE
-    if quick and (helper := _Prover(query, quick)).fits:
+    if quick and (helper := Prover(query, quick)).fits:
         asked, accuracy = ranges, tolerance
         if chosen.optimise == "tuned":
             # What is learned afterwards is much more: if time cannot run out, one rough answer will do. The
@@ -204,11 +194,8 @@ def radius(
         driver.improve(prover)
     else:
         driver.search(prover, ranges, place)
-    for rival in rivals if clean > 0 else ():
-        if driver.expired:
-            break
-        if (challenger := _Prover(query, rival)).fits:
-            driver.challenge(challenger, 1 + 2 * TOLERANCE, clean)
+    if clean > 0:
+        driver.challenge(query, rivals, clean)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(
@@ -217,179 +204,3 @@ def radius(
     )
     report(1.0)
     return Radius(label, clean, tasks, driver.calls, time.perf_counter() - begin, attack_seconds)
-
-
-@dataclass(frozen=True, eq=False)
-class _Query:
-    model: Classifier
-    region: LpBall
-    label: int
-    engine: Engine
-    deadline: float | None
-
-
-class _Prover:
-    """Answers how large the smallest margin is for some tasks at some sizes, by one method."""
-
-    def __init__(self, query: _Query, method: Method) -> None:
-        self.query, self.method, self.memory = query, method, Memory()
-        self.scene = method.scene(query.model.program64, query.region.center, query.label)
-
-    @property
-    def fits(self) -> bool:
-        """Whether one task stays within the engine's memory."""
-        return self.query.engine.holds(self.scene, self.method, self.query.region)
-
-    def __call__(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
-        q = self.query
-        part = q.region.select(list(tasks)).with_eps(torch.tensor(eps, dtype=torch.float64))
-        control = Control(self.memory, q.deadline)
-        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self.scene, control)
-        # A number ≤ 0, or NaN, for what is not proven.
-        least = margins.amin(-1)
-        return torch.where(proven(margins), least, least.clamp_max(0)).tolist()
-
-    def learn_from(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
-        """Learn at the edge of what can be proven, starting from `eps`; about the largest ε proven then."""
-        q = self.query
-        left = 0.0 if q.deadline is None else q.deadline - time.perf_counter()
-        control = Control(self.memory, q.deadline).ahead(PROOF_SHARE * left)
-        sizes = torch.tensor(eps, dtype=torch.float64, device=q.region.center.device)
-        region, found = q.region.select(list(tasks)), []
-        step = batch_size(self.scene, self.method, region, q.engine)
-        for part in torch.arange(len(tasks)).split(step):
-            found += self.method.follow(
-                self.scene,
-                region.select(part),
-                sizes[part],
-                control,
-                dtype=q.engine.dtype,
-                chunk_bytes=q.engine.rows,
-            ).tolist()
-        return found
-
-
-Begin = Callable[[float, Shape | None], Strategy]
-"""The search from a first guess, given the shape of the margin function if it is known."""
-
-
-class _Driver:
-    """Runs searches in step and keeps the best bracket of every task."""
-
-    def __init__(
-        self,
-        begin: Begin,
-        tasks: int,
-        deadline: float | None,
-        report: Callable[[float], None],
-    ) -> None:
-        self.begin, self.deadline, self.report = begin, deadline, report
-        self.brackets = [Bracket(0.0, 0.0)] * tasks
-        self.counts = [0] * tasks
-        self.calls = self.done = 0
-
-    def search(
-        self,
-        prove: _Prover,
-        ranges: Sequence[tuple[float, float]],
-        place: float,
-        begin: Begin | None = None,
-    ) -> None:
-        """Some tasks go ahead, from a `place` (in logarithms) in the range where their radii are expected.
-
-        Others start at the mean of the places these found, and with the shape of the first margin function.
-        One goes ahead where tasks share their work; else ever more, as a good start saves the more.
-        """
-        shape: Shape | None = None
-        places: list[float] = []
-        done = 0
-        learns = prove.method.optimise == "tuned"
-        while done < len(ranges):
-            group = range(len(ranges))[done : (2 * done + 1 if learns or not done else None)]
-            caution = CAUTION if done else 1.0
-            guesses = {}
-            for task in group:
-                low, high = ranges[task]
-                guesses[task] = caution * low ** (1 - place) * high**place
-            self.run(prove, guesses, shape, begin)
-            for task in group:
-                found, (low, high) = self.brackets[task], ranges[task]
-                if found.certified > 0 and low < high < math.inf and found.curve:
-                    places.append(math.log(found.certified / low) / math.log(high / low))
-                    # Margins of a method that learns move with more than ε.
-                    shape = shape or (None if learns else found.curve.shape(found.certified))
-            place = sum(places) / len(places) if places else place
-            done = group.stop
-
-    def improve(self, prove: _Prover) -> None:
-        """Learn at what is proven, and search on from where that leads; again one task goes ahead."""
-        gain = 1.0
-        tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
-        for group in (tasks[:1], tasks[1:]):
-            if not group or self.expired:
-                return
-            before = {task: self.brackets[task] for task in group}
-            guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
-            shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
-            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0])
-            gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
-
-    def challenge(self, prove: _Prover, factor: float, clean: float) -> None:
-        """Let another method try a little more than what is proven, and search on where it succeeds.
-
-        The first task goes ahead; where a method is far from proving it, the other tasks are not tried, and
-        where it is that before it learns, it need not learn.
-        """
-        tasks = range(len(self.brackets))
-        if prove.method.optimise == "all":
-            plain = _Prover(prove.query, prove.method.plain())
-            if not plain([0], [max(self.brackets[0].certified, SMALLEST_RADIUS)])[0] > -clean:
-                return
-        for group in (tasks[:1], tasks[1:]):
-            if not group or self.expired:
-                return
-            eps = [max(factor * self.brackets[task].certified, SMALLEST_RADIUS) for task in group]
-            answers = prove(group, eps)
-            better = {t: e for t, e, m in zip(group, eps, answers, strict=True) if m > 0}
-            self.run(prove, better, None)
-            if not answers[0] > -CLOSE * clean:
-                return
-
-    @property
-    def expired(self) -> bool:
-        return self.deadline is not None and time.perf_counter() > self.deadline
-
-    def run(
-        self,
-        prove: _Prover,
-        guesses: Mapping[int, float],
-        shape: Shape | None,
-        begin: Begin | None = None,
-    ) -> None:
-        """Search from a guess for every task; one call of `prove` answers one question of each."""
-        searches = {task: (begin or self.begin)(guess, shape) for task, guess in guesses.items()}
-        questions: dict[int, float] = {}
-
-        def advance(task: int, answer: float | None) -> None:
-            try:
-                questions[task] = next(searches[task]) if answer is None else searches[task].send(answer)
-            except StopIteration as stop:
-                self.keep(task, stop.value)
-
-        for task in searches:
-            advance(task, None)
-        while questions and not self.expired:
-            asked, eps = list(questions), list(questions.values())
-            questions.clear()
-            self.calls += 1
-            for task, size, answer in zip(asked, eps, prove(asked, eps), strict=True):
-                self.counts[task] += 1
-                if answer > 0:
-                    self.keep(task, Bracket(size, answer))
-                advance(task, answer)
-            self.done = max(self.done, sum(b.certified > 0 for b in self.brackets) - len(questions))
-            self.report(0.1 + 0.85 * self.done / len(self.brackets))
-
-    def keep(self, task: int, bracket: Bracket) -> None:
-        if bracket.certified >= self.brackets[task].certified:
-            self.brackets[task] = bracket

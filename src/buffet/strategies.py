@@ -7,7 +7,7 @@ there (NaN if there is no bound). Its `Bracket` only ever moves its lower end to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -64,7 +64,8 @@ def secant(
         bracket = replace(bracket.after(eps, margin), curve=curve)
         low, high = bracket.certified, bracket.failed
         closed = high - low <= tolerance * low or math.nextafter(low, math.inf) >= high
-        if low >= largest or high <= SMALLEST_RADIUS or closed or curve.beyond(low) <= low * (1 + tolerance):
+        near = curve.beyond(low, shape) <= low * (1 + tolerance)
+        if low >= largest or high <= SMALLEST_RADIUS or closed or near:
             return bracket
         root = curve.root(low, high, shape)
         if math.isinf(high):
@@ -83,7 +84,7 @@ def secant(
             # no margin at all, as beyond the reach of deep networks, the root is far away.
             falls += 1
             telling = root < high and (falls == 1 or margin > -NEARLY * clean) and margin > -clean
-            short = 0.03 if falls == 1 else 0.01 * falls
+            short = 0.03 if falls == 1 and not shape else 0.005 * (falls + 1)
             if math.isnan(margin):
                 further = 1 / 4 if falls < 3 else 1 / 16
             else:
@@ -101,10 +102,12 @@ def secant(
 
 Shape = Callable[[float], float]
 """From the logarithm of a deficit to that of ε, relative to the root."""
-NEARLY = 0.2
+NEARLY = 0.35
 """A failed margin this near to 0, as a share of the clean one, still tells where the root is."""
 LESSONS = 3
 """So often at most a search begins anew because the method has learned."""
+CARE = 1.25
+"""Distances to the root by the shape of another task's margin function may be this much longer."""
 STEEPNESS = 4.0
 """The deficit grows about like this power of ε, where nothing better is known."""
 
@@ -121,13 +124,18 @@ class Curve:
             return self
         return Curve(self.clean, tuple(sorted([*self.seen, (eps, margin)])))
 
-    def beyond(self, eps: float) -> float:
-        """Where the margin seen at `eps` reaches 0 if it goes on falling as it fell before."""
+    def beyond(self, eps: float, shape: Shape | None) -> float:
+        """Where the margin seen at `eps` reaches 0 if it goes on falling as it fell before.
+
+        If nothing was seen before, the `shape` tells, with a little more for what it may be wrong by.
+        """
         places = [e for e, _ in self.seen]
         if eps not in places:
             return math.inf
         here = places.index(eps)
         margin = self.seen[here][1]
+        if shape and not here:
+            return eps * math.exp(-CARE * shape(math.log(max((self.clean - margin) / self.clean, 1e-9))))
         e, before = self.seen[here - 1] if here else (0.0, self.clean)
         return eps + margin * (eps - e) / (before - margin) if before > margin else math.inf
 
@@ -165,6 +173,14 @@ class Curve:
                 return math.exp(curved)
         return math.exp(linear)
 
+    def steepness(self) -> float:
+        """The power of ε that the deficit grows with, by the two margins nearest to 0; NaN if unknown."""
+        points = sorted(self.logarithms(), key=lambda p: abs(p[1]))[:2]
+        if len(points) < 2 or points[0][0] == points[1][0]:
+            return math.nan
+        (xa, ya), (xb, yb) = points
+        return min(max((ya - yb) / (xa - xb), 1.0), 3 * STEEPNESS)
+
     def shape(self, root: float) -> Shape | None:
         """How ε relative to the root depends on the deficit, from what was seen; straight beyond it."""
         points = sorted({y: x - math.log(root) for x, y in self.logarithms()}.items())
@@ -179,6 +195,12 @@ class Curve:
             return xa + (y - ya) / STEEPNESS
 
         return offset
+
+
+def straight(powers: Iterable[float]) -> Shape | None:
+    """The shape of a margin function whose deficit grows with the least of some powers of ε."""
+    known = [power for power in powers if math.isfinite(power)]
+    return (lambda y: y / min(known)) if known else None
 
 
 def bisection(

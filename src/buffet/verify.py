@@ -58,6 +58,7 @@ class Engine:
     dtype: torch.dtype = torch.float32  # of the linear forms
     memory: int | None = None  # bytes the bounds may take; None: what one task takes, if need be
     chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
+    widen: bool = True  # where single precision is too narrow, try again in double precision
 
     def fit(self, scene: Scene) -> Engine:
         """The engine for a scene: in double precision where single precision cannot carry its sums."""
@@ -72,6 +73,11 @@ class Engine:
     def rows(self) -> int:
         """Bytes of the rows of one backward pass."""
         return self.chunk if self.memory is None else chunk_within(self.memory, self.chunk)
+
+    def parallel(self, method: Method) -> bool:
+        """Whether tasks of a method may be worked on at the same time: not where each fills the memory with
+        forms, nor where someone counts the bytes."""
+        return method.describe().keeps == "none" and self.memory is None
 
     def holds(self, scene: Scene, method: Method, region: Region) -> bool:
         """Whether one task of a method stays within the memory."""
@@ -279,17 +285,16 @@ def bound_margins(
         return found, told.memory.lessons(some) if told.memory else {}
 
     groups = torch.arange(region.tasks).split(step)
-    # Forms fill the memory as it is; without them, groups are small and may be worked on together, unless
-    # someone counts the bytes or the steps.
-    alone = method.describe().keeps != "none" or engine.memory is not None or trace is not None
-    parts = [bound(part) for part in groups] if alone else side_by_side(bound, groups)
+    # A trace has to be told from here.
+    together = engine.parallel(method) and trace is None
+    parts = side_by_side(bound, groups) if together else [bound(part) for part in groups]
     if control and control.memory:
         for _, lessons in parts:
             control.memory.add(lessons)
     margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
     lost = margins.isnan().any(-1)
     expired = control is not None and control.expired
-    if engine.dtype == torch.float32 and bool(lost.any()) and not expired:
+    if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
         if wide.holds(scene, method, region):

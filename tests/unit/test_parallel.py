@@ -81,3 +81,10 @@ def nested(item: int) -> int:
 @linux
 def test_a_process_of_a_pool_has_no_processes_of_its_own():
     assert side_by_side(nested, [2, 3]) == [4, 6]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results_are_told_one_by_one_in_the_order_of_the_items(threads):
+    torch.set_num_threads(threads)
+    told: list[int] = []
+    assert side_by_side(fail, [3, 0, 2], told.append) == told == [3, 0, 2]

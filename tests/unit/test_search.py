@@ -207,7 +207,7 @@ def sentence(tokens: int = 4, seed: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("search", STRATEGIES)
 def test_one_task_leads_and_the_others_are_asked_in_one_call(search, monkeypatch):
     """After the first task one engine call per round, for unfinished tasks only; radii as one by one."""
-    from buffet import search as module
+    from buffet import driver as module
 
     sizes: list[int] = []
     original = module.bound_margins

@@ -44,16 +44,26 @@ class Memory:
         self._known: Lessons = {}
         self._first: dict[int, dict[int, Shares]] = {}
 
+    def copy(self) -> Memory:
+        """Another memory that begins with the same lessons."""
+        other = Memory()
+        other._known, other._first = dict(self._known), dict(self._first)
+        return other
+
     def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
         """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
         for task, (words, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
             self.add({(words, root): (size, one)})
 
-    def lessons(self, region: Region) -> Lessons:
-        """All that was learned for the tasks of a region."""
+    def lessons(self, region: Region, root: int | None = None) -> Lessons:
+        """What was learned for the tasks of a region, to bound the node `root` or any."""
         tasks = {words for words, _ in _tasks(region)}
-        return {key: lesson for key, lesson in self._known.items() if key[0] in tasks}
+        return {
+            (words, node): lesson
+            for (words, node), lesson in self._known.items()
+            if words in tasks and root in (None, node)
+        }
 
     def add(self, lessons: Lessons) -> None:
         """Take over what was learned elsewhere."""
@@ -281,8 +291,8 @@ class Tuning:
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         memory, target = self.control.memory, nodes[0]
-        # Scores and weights take what queries and keys, and differences of scores, have learned.
-        follows = isinstance(bounds.nodes[target].op, Scores | Softmax)
+        # Scores, their differences and weights take what queries and keys have learned.
+        follows = any(isinstance(bounds.nodes[n].op, Scores | Softmax) for n in (target, root))
         known = memory.shares_of(bounds.region, target, self.near) if memory and not follows else None
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:

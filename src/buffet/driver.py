@@ -1,0 +1,261 @@
+"""Runs searches: which tasks are asked about together, in which order, and who else is asked."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from buffet.bounds.optimise import Control, Lessons, Memory
+from buffet.methods import Method
+from buffet.parallel import side_by_side
+from buffet.regions import LpBall
+from buffet.strategies import SMALLEST_RADIUS, Bracket, Shape, Strategy, straight
+from buffet.verify import Classifier, Engine, batch_size, bound_margins, proven
+
+TOLERANCE = 1e-3
+"""Of a search, relative, unless something else is asked for."""
+CLOSE = 0.5
+"""A method whose margin is further below 0 than this share of the clean one is far from a proof."""
+PROOF_SHARE = 0.3
+"""What is learned at the edge is left this share of the remaining time to be proven in."""
+AHEAD, CAUTION = 2, 0.95
+"""So many words of a method that learns go ahead. The others start a little below what these suggest: proven
+margins tell more than failed ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    model: Classifier
+    region: LpBall
+    label: int
+    engine: Engine
+    deadline: float | None
+
+
+class Prover:
+    """Answers how large the smallest margin is for some tasks at some sizes, by one method."""
+
+    def __init__(self, query: Query, method: Method) -> None:
+        self.query, self.method, self.memory = query, method, Memory()
+        self.scene = method.scene(query.model.program64, query.region.center, query.label)
+
+    @property
+    def fits(self) -> bool:
+        """Whether one task stays within the engine's memory."""
+        return self.query.engine.holds(self.scene, self.method, self.query.region)
+
+    @property
+    def shares(self) -> bool:
+        """Whether tasks share work, so that they are better asked about together."""
+        return self.method.optimise != "tuned" or not self.query.engine.parallel(self.method)
+
+    def apart(self) -> Prover:
+        """The same, which remembers on its own what it learns from now on."""
+        other = copy.copy(self)
+        other.memory = self.memory.copy()
+        return other
+
+    def lessons(self, tasks: Sequence[int]) -> Lessons:
+        """What was learned of these tasks that is of use to others: how to bound the margin."""
+        return self.memory.lessons(self.query.region.select(list(tasks)), len(self.scene.program.nodes) - 1)
+
+    def __call__(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
+        q = self.query
+        part = q.region.select(list(tasks)).with_eps(torch.tensor(eps, dtype=torch.float64))
+        control = Control(self.memory, q.deadline)
+        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self.scene, control)
+        # A number ≤ 0, or NaN, for what is not proven.
+        least = margins.amin(-1)
+        return torch.where(proven(margins), least, least.clamp_max(0)).tolist()
+
+    def learn_from(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
+        """Learn at the edge of what can be proven, starting from `eps`; about the largest ε proven then."""
+        q = self.query
+        left = 0.0 if q.deadline is None else q.deadline - time.perf_counter()
+        control = Control(self.memory, q.deadline).ahead(PROOF_SHARE * left)
+        sizes = torch.tensor(eps, dtype=torch.float64, device=q.region.center.device)
+        region, found = q.region.select(list(tasks)), []
+        step = batch_size(self.scene, self.method, region, q.engine)
+        for part in torch.arange(len(tasks)).split(step):
+            found += self.method.follow(
+                self.scene,
+                region.select(part),
+                sizes[part],
+                control,
+                dtype=q.engine.dtype,
+                chunk_bytes=q.engine.rows,
+            ).tolist()
+        return found
+
+
+Begin = Callable[[float, Shape | None], Strategy]
+"""The search from a first guess, given the shape of the margin function if it is known."""
+
+
+class Driver:
+    """Runs searches and keeps the best bracket of every task."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        tasks: int,
+        deadline: float | None,
+        report: Callable[[float], None],
+    ) -> None:
+        self.begin, self.deadline, self.report = begin, deadline, report
+        self.brackets = [Bracket(0.0, 0.0)] * tasks
+        self.counts = [0] * tasks
+        self.calls = self.ended = 0
+
+    def search(
+        self,
+        prove: Prover,
+        ranges: Sequence[tuple[float, float]],
+        place: float,
+        begin: Begin | None = None,
+    ) -> None:
+        """Some tasks go ahead, from a `place` (in logarithms) in the range where their radii are expected.
+
+        The others start at the mean of the places these found, and with the shape of their margin function.
+        """
+        learns = prove.method.optimise == "tuned"
+        ahead = AHEAD if learns else 1
+        shape: Shape | None = None
+        for group in (range(len(ranges))[:ahead], range(len(ranges))[ahead:]):
+            caution = CAUTION if group.start else 1.0
+            guesses = {t: caution * ranges[t][0] ** (1 - place) * ranges[t][1] ** place for t in group}
+            self.run(prove, guesses, shape, begin)
+            seen = [(self.brackets[t], *ranges[t]) for t in group]
+            seen = [(b, low, high) for b, low, high in seen if b.certified > 0 and low < high < math.inf]
+            places = [math.log(b.certified / low) / math.log(high / low) for b, low, high in seen if b.curve]
+            place = sum(places) / len(places) if places else place
+            curves = [(b.curve, b.certified) for b, _, _ in seen if b.curve]
+            if learns:  # margins move with more than ε: only what was seen near the root tells something
+                shape = straight(curve.steepness() for curve, _ in curves)
+            elif curves:
+                shape = curves[0][0].shape(curves[0][1])
+
+    def improve(self, prove: Prover) -> None:
+        """Learn at what is proven, and search on from where that leads; one task goes ahead."""
+        gain = 1.0
+        tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
+        for group in (tasks[:1], tasks[1:]):
+            if not group or self.expired:
+                return
+            before = {task: self.brackets[task] for task in group}
+            guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
+            shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
+            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0])
+            gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
+
+    def challenge(self, query: Query, rivals: Sequence[Method], clean: float) -> None:
+        """Let other methods try a little more than what is proven, and search on where they succeed.
+
+        All are asked about the first task, before they learn anything; those far from proving it are not
+        asked about the others. That may be done in single precision: where it is too narrow, bounds are wide.
+        """
+        rough = replace(query, engine=replace(query.engine, widen=False))
+
+        def sizes() -> list[float]:
+            return [max((1 + 2 * TOLERANCE) * found.certified, SMALLEST_RADIUS) for found in self.brackets]
+
+        def first(rival: Method) -> float:
+            prove = Prover(rough, rival.plain())
+            return prove([0], sizes()[:1])[0] if prove.fits and not self.expired else math.nan
+
+        for rival, margin in zip(rivals, side_by_side(first, rivals), strict=True):
+            far = 1.0 if rival.optimise == "all" else CLOSE
+            if self.expired or not margin > -far * clean:
+                continue
+            prove, eps = Prover(query, rival), sizes()
+            answers = prove(range(len(eps)), eps)
+            self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None)
+
+    @property
+    def expired(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
+
+    def run(
+        self,
+        prove: Prover,
+        guesses: Mapping[int, float],
+        shape: Shape | None,
+        begin: Begin | None = None,
+    ) -> None:
+        """Search from a guess for every task: in step if the tasks share their work, else side by side."""
+        searches = {task: (begin or self.begin)(guess, shape) for task, guess in guesses.items()}
+
+        def alone(task: int) -> tuple[Findings, Lessons]:
+            own = prove.apart()
+            findings = in_step(own, {task: searches[task]}, self.deadline)
+            return findings, own.lessons([task])
+
+        def tell(ended: int) -> None:
+            if begin is None:  # other searches only lead to this one
+                self.ended += ended
+                self.report(0.1 + 0.85 * min(1.0, self.ended / len(self.brackets)))
+
+        if prove.shares:
+            self.keep(in_step(prove, searches, self.deadline, tell))
+            return
+        # What one has learned is told when all have ended: none may depend on which came first.
+        for findings, lessons in side_by_side(alone, list(searches), lambda part: tell(1)):
+            self.keep(findings)
+            prove.memory.add(lessons)
+
+    def keep(self, found: Findings) -> None:
+        for task, bracket in found.brackets.items():
+            if bracket.certified >= self.brackets[task].certified:
+                self.brackets[task] = bracket
+            self.counts[task] += found.counts[task]
+        self.calls += found.calls
+
+
+@dataclass
+class Findings:
+    """What came of some searches."""
+
+    brackets: dict[int, Bracket]
+    counts: dict[int, int]  # questions of every task
+    calls: int = 0  # of the prover
+
+
+def in_step(
+    prove: Prover,
+    searches: Mapping[int, Strategy],
+    deadline: float | None,
+    tell: Callable[[int], None] = lambda finished: None,
+) -> Findings:
+    """Run searches until they end or time does; one call of `prove` answers one question of each.
+
+    Tells how many have ended, whenever some have.
+    """
+    found = Findings(dict.fromkeys(searches, Bracket(0.0, 0.0)), dict.fromkeys(searches, 0))
+    questions: dict[int, float] = {}
+
+    def advance(task: int, answer: float | None) -> None:
+        try:
+            questions[task] = next(searches[task]) if answer is None else searches[task].send(answer)
+        except StopIteration as stop:
+            if stop.value.certified >= found.brackets[task].certified:
+                found.brackets[task] = stop.value
+
+    for task in searches:
+        advance(task, None)
+    while questions and not (deadline is not None and time.perf_counter() > deadline):
+        asked, eps = list(questions), list(questions.values())
+        questions.clear()
+        found.calls += 1
+        for task, size, answer in zip(asked, eps, prove(asked, eps), strict=True):
+            found.counts[task] += 1
+            if answer > 0 and size >= found.brackets[task].certified:
+                found.brackets[task] = Bracket(size, answer)
+            advance(task, answer)
+        if len(questions) < len(asked):
+            tell(len(asked) - len(questions))
+    return found
