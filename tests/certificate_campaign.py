@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import save_file
 
 import buffet
-from buffet.bounds.choices import initial_shares
 from buffet.bounds.propagation import bound_nodes
 from buffet.certificate import certify
+from buffet.learning.starts import initial_shares
 from buffet.loading.tokenizer import word_level
 from buffet.random_models import _tensor
 from buffet_checker import BadInputError

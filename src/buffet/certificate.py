@@ -19,9 +19,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from buffet.bounds.choices import Shares
-from buffet.bounds.optimise import Control
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
+from buffet.learning.control import Control
 from buffet.loading import Model
 from buffet.methods import Method, method_named
 from buffet.program import Node, Pool, Program

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from buffet.bounds.optimise import Control, Lessons, Memory
+from buffet.learning.control import Control
+from buffet.learning.lessons import Lessons, Memory
 from buffet.methods import Method
 from buffet.parallel import side_by_side
 from buffet.regions import LpBall

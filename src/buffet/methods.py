@@ -14,15 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.choices import PRODUCTS, Relaxer, initial_shares
+from buffet.bounds.choices import PRODUCTS, Relaxer, Shares
 from buffet.bounds.intervals import Box
-from buffet.bounds.lagrangian import Lagrangian
-from buffet.bounds.optimise import MODES, NEAR, PLANS, STARTS, Control, Learning, Tuning, follow, learn
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
-from buffet.bounds.sheet import Gradient, Shares, Sheet
 from buffet.bounds.softmax import SOFTMAXES, decompose, with_differences
 from buffet.bounds.substitution import Bounds, OutOfTime, Scene
 from buffet.errors import BuffetError
+from buffet.learning.control import Control
+from buffet.learning.lagrangian import Lagrangian
+from buffet.learning.optimise import follow, learn
+from buffet.learning.plans import MODES, NEAR, PLANS, Learning
+from buffet.learning.sheet import Gradient, Sheet
+from buffet.learning.starts import STARTS, initial_shares
+from buffet.learning.tuning import Tuning
 from buffet.program import Program
 from buffet.regions import LpBall, Region
 

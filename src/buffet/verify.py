@@ -18,9 +18,10 @@ from torch import Tensor
 
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
-from buffet.bounds.optimise import Control, Lessons
 from buffet.bounds.substitution import Scene
 from buffet.errors import BuffetError
+from buffet.learning.control import Control
+from buffet.learning.lessons import Lessons
 from buffet.memory import Need, chunk_within, need, readable
 from buffet.methods import Method, method_named
 from buffet.parallel import side_by_side

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from buffet.bounds.choices import Relaxer, initial_shares
+from buffet.bounds.choices import Relaxer
 from buffet.bounds.keys import splits
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, local_nodes
 from buffet.bounds.softmax import with_differences
 from buffet.bounds.substitution import Bounds, Scene
+from buffet.learning.starts import initial_shares
 from buffet.loading import ModelConfig
 from buffet.program import Scores, Softmax
 from buffet.random_models import random_model

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from buffet.bounds.choices import Relaxer, initial_shares
-from buffet.bounds.lagrangian import Lagrangian
+from buffet.bounds.choices import Relaxer
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
-from buffet.bounds.sheet import Sheet
 from buffet.bounds.substitution import Bounds
+from buffet.learning.lagrangian import Lagrangian
+from buffet.learning.sheet import Sheet
+from buffet.learning.starts import initial_shares
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
 from buffet.program import Apply

@@ -4,12 +4,7 @@ functions      the scalar functions, one table
 relaxations    function on an interval → lines above and below
 products       planes of x·y and the choice of alpha
 softmax        softmax taken apart, or bounded as a whole
-choices        what is free in a relaxation, and how it is chosen
-sheet          all that is free, in one tensor
-links          what an operation over a fixed box does to multipliers and values; softmax_link: softmax
-lines          all free lines over fixed boxes, made together
-lagrangian     the margin over fixed boxes and its gradient in what is free, quickly and roughly
-optimise       what is free, learned by gradient
+choices        what is free in a relaxation, and how it is chosen (`learning`: how it is learned)
 intervals      interval arithmetic of every operation
 medians        the median of a few numbers, many times over
 linear         what a (relaxed) operation does to linear bounds, backwards and forwards

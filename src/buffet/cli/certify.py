@@ -9,7 +9,6 @@ import torch
 import typer
 
 from buffet.bounds.choices import PRODUCTS
-from buffet.bounds.optimise import MODES, STARTS
 from buffet.bounds.propagation import PROPAGATIONS
 from buffet.bounds.softmax import SOFTMAXES
 from buffet.cli.options import (
@@ -23,6 +22,8 @@ from buffet.cli.request import Request, certify_to, run
 from buffet.cli.terminal import print_json, print_report, progress_bar
 from buffet.devices import device_named
 from buffet.errors import BuffetError
+from buffet.learning.plans import MODES
+from buffet.learning.starts import STARTS
 from buffet.loading import DEFAULT
 from buffet.report import (
     check_writable,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from buffet.attack import AttackSettings
-from buffet.bounds.optimise import Control
 from buffet.certificate import write_certificate
 from buffet.cli.options import (
     parse_label,
     parse_words,
 )
+from buffet.learning.control import Control
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import Relaxer, Shares, initial_shares
+from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.linear import Form, Piece, Rows
 from buffet.bounds.propagation import NONLINEAR, bound_nodes
 from buffet.bounds.substitution import Bounds, Scene
+from buffet.learning.starts import initial_shares
 from buffet.methods import Method
 from buffet.search import radius
 from buffet.soundness.cases import Case

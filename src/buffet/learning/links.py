@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box, as_terms
 from buffet.bounds.relaxations import SIDES, Side, relax, slope_range
-from buffet.bounds.sheet import Shares
 from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
 
 State = tuple[Any, ...]

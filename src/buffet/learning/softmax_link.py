@@ -1,4 +1,4 @@
-"""Softmax, bounded as a whole (`softmax.softmax_piece`), as a link of a Lagrangian.
+"""Softmax, bounded as a whole (`bounds.softmax.softmax_piece`), as a link of a Lagrangian.
 
 The bounds are tangents of a function g at a point t of the box, ``g(t) + ∇g(t)·(x − t)``, so the value at x
 changes with t by ``∇²g(t)·(x − t)``. With x and t deviations of the scores and w = x − t, per output j:
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box, difference_range
-from buffet.bounds.links import Link, State, over_rows
-from buffet.bounds.sheet import Shares
 from buffet.bounds.softmax import chord_slope, log_chord, scores_of
+from buffet.learning.links import Link, State, over_rows
 from buffet.program import Softmax
 
 

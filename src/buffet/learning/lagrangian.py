@@ -8,7 +8,7 @@ the end, has values v, and its root is the bound. By the envelope theorem neithe
     d bound / d share = Σ λ · d line(v) / d share
 
 over the lines that were selected, with no graph in between. It all is in single precision and without any
-allowance for rounding: it serves to choose shares, whose bound is then computed by `substitution`.
+allowance for rounding: it serves to choose shares, whose bound is then computed by `bounds.substitution`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box
-from buffet.bounds.lines import Lines
-from buffet.bounds.links import LinesLink, Link, PlanesLink, State, linear_link
-from buffet.bounds.sheet import Gradient, Shares, Sheet
-from buffet.bounds.softmax_link import SoftmaxLink
 from buffet.bounds.substitution import Bounds
+from buffet.learning.lines import Lines
+from buffet.learning.links import LinesLink, Link, PlanesLink, State, linear_link
+from buffet.learning.sheet import Gradient, Sheet
+from buffet.learning.softmax_link import SoftmaxLink
 from buffet.program import Apply, Bilinear, Node, Op, Pool, Softmax
 from buffet.regions import Region
 

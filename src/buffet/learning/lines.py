@@ -1,8 +1,8 @@
 """All free lines of a network over fixed boxes, made of their shares in a few operations on all of them.
 
 A share is a slope k between the least and the largest useful one, and the line of that slope touches where
-``f(x) − k·x`` is smallest (lower line) or largest in the box. Nothing is rounded safely; `relaxations` makes
-lines that are.
+``f(x) − k·x`` is smallest (lower line) or largest in the box. Nothing is rounded safely; `bounds.relaxations`
+makes lines that are.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buffet.bounds.choices import Shares
 from buffet.bounds.functions import FUNCTIONS, Function
 from buffet.bounds.intervals import Box
-from buffet.bounds.links import Line
 from buffet.bounds.relaxations import SIDES, Side, slope_range
-from buffet.bounds.sheet import Shares
+from buffet.learning.links import Line
 
 Flat = Float[Tensor, "tasks numbers"]
 

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Shares = dict[str, Tensor]
-"""The learned shares of one node: ``lower``, ``upper``, or of a softmax ``point``, ``mixture``, ``shift``."""
+from buffet.bounds.choices import Shares
 
 Gradient = Callable[[Float[Tensor, "tasks others"]], Float[Tensor, "tasks numbers"]]
 """From weights of margins to the derivative of their weighted sum by every number of a sheet."""

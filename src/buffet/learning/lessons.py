@@ -1,0 +1,84 @@
+"""What was learned for some words at some ε, kept for the next ε and for other words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from buffet.bounds.choices import Shares
+from buffet.regions import LpBall, Region
+
+Lessons = dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]]
+"""The shares learned for some words to bound some node, and the ε they were learned at."""
+
+
+class Memory:
+    """Shares that were learned for a task at one ε, to start from at the next, and for other words.
+
+    What is learned is sound at every ε and for every word, and hardly moves between neighbouring ε. Tasks may
+    be worked on at the same time: nothing a task gets depends on which of the others came first.
+    """
+
+    def __init__(self) -> None:
+        self._known: Lessons = {}
+        self._first: dict[int, dict[int, Shares]] = {}
+
+    def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
+        """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
+        for task, (words, size) in enumerate(_tasks(region)):
+            one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
+            self.add({(words, root): (size, one)})
+
+    def copy(self) -> Memory:
+        """Another memory that begins with the same lessons."""
+        other = Memory()
+        other._known, other._first = dict(self._known), dict(self._first)
+        return other
+
+    def lessons(self, region: Region, root: int | None = None) -> Lessons:
+        """What was learned for the tasks of a region, to bound the node `root` or any."""
+        tasks = {words for words, _ in _tasks(region)}
+        return {
+            (words, node): lesson
+            for (words, node), lesson in self._known.items()
+            if words in tasks and root in (None, node)
+        }
+
+    def add(self, lessons: Lessons) -> None:
+        """Take over what was learned elsewhere."""
+        self._known |= lessons
+        for (_, root), (_, shares) in lessons.items():
+            self._first.setdefault(root, shares)
+
+    def shares_of(
+        self, region: Region, root: int, within: float = math.inf, *, others: bool = False
+    ) -> dict[int, Shares] | None:
+        """What was learned for these tasks, no further than `within` (relatively) from their present ε.
+
+        With `others`, tasks nothing was learned for get what was learned for the first one.
+        """
+        first = 0.0, self._first.get(root) if others else None
+        known = [(*self._known.get((words, root), first), size) for words, size in _tasks(region)]
+        fit = [k for at, k, size in known if k and (math.isinf(within) or abs(size / at - 1) < within)]
+        if not fit or len(fit) < len(known):
+            return None
+        # Which sides of a line are free depends on ε: what not all tasks have learned is left to its default.
+        return {
+            i: {k: torch.stack([one[i][k] for one in fit]) for k in s if all(k in one[i] for one in fit)}
+            for i, s in fit[0].items()
+        }
+
+    def moved(self, region: Region, root: int) -> float:
+        """How far ε is from where the shares of the tasks were learned, relatively; inf: for another task."""
+        known = [(self._known.get((words, root)), size) for words, size in _tasks(region)]
+        return max(abs(size / k[0] - 1) if k is not None and k[0] > 0 else math.inf for k, size in known)
+
+
+def _tasks(region: Region) -> list[tuple[tuple[int, ...], float]]:
+    """The words of every task, and its size if it has one."""
+    sizes = [0.0] * region.tasks
+    if isinstance(region, LpBall) and region.eps is not None:
+        sizes = region.eps.tolist()
+    return list(zip((tuple(words) for words in region.moved.tolist()), sizes, strict=True))

@@ -1,0 +1,131 @@
+"""o-BuFFeT: the free numbers of the relaxations, learned by gradient on the margin.
+
+Whatever is learned is sound at every step, so the best iterate of every task is kept, and what counts is its
+margin computed once more without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.choices import Relaxer, Shares
+from buffet.bounds.substitution import Bounds, OutOfTime
+from buffet.learning.adam import Adam
+from buffet.learning.control import Control
+from buffet.learning.plans import PLANS, Learning
+from buffet.learning.sheet import Gradient, Sheet
+from buffet.learning.starts import initial_shares
+
+Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
+"""The margins under the relaxation with these shares, and how to get their gradient."""
+
+
+def learn(
+    bounds: Bounds,
+    evaluate: Evaluate,
+    learning: Learning,
+    *,
+    products_only: bool,
+    control: Control,
+    dtype: torch.dtype = torch.float64,
+) -> dict[int, Shares]:
+    """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, shares clamped to [0, 1].
+
+    Returns the best shares found for every task. Their margin has to be evaluated again, without gradients.
+    """
+    root, memory = len(bounds.nodes) - 1, control.memory
+    starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
+    known = memory.shares_of(bounds.region, root, others=True) if memory else None
+    if memory:
+        learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds.region, root))
+    with torch.no_grad():
+        candidates = (
+            [known] if known else [initial_shares(bounds, s, products_only=products_only) for s in starts]
+        )
+        sheets = [Sheet(shares, dtype) for shares in candidates]
+        best = _Best(sheets[0].values)
+        if len(sheets) > 1:
+            for sheet in sheets:
+                best.offer(sheet.values, evaluate(sheet)[0].amin(-1))
+        sheet = sheets[0]
+        sheet.values.copy_(best.values)
+    adam = Adam(sheet, learning.rate)
+    for number in range(learning.steps if sheet.values.numel() else 0):
+        if control.expired:
+            break
+        try:
+            margins, gradient = evaluate(sheet)
+        except OutOfTime:
+            break
+        margin, other = margins.min(-1, keepdim=True)
+        if control.trace:
+            control.trace(number, margin.squeeze(-1))
+        best.offer(sheet.values.detach(), margin.squeeze(-1))
+        if number == learning.steps - 1 or (learning.stop and best.proven):
+            break
+        # the derivative of softplus(−margin)
+        weights = torch.zeros_like(margins).scatter_(-1, other, -torch.sigmoid(-margin))
+        adam.descend(gradient(weights), 1 - number / learning.steps if learning.decay else 1.0)
+    found = sheet.reading(best.values.double())
+    if memory and (learning.steps or not known):
+        memory.keep(bounds.region, root, found)
+    if control.learned is not None:
+        control.learned[root] = found
+    return found
+
+
+def follow(
+    evaluate: Callable[[Relaxer, Tensor], Tensor],
+    shares: Mapping[int, Shares],
+    eps: Float[Tensor, "tasks"],
+    clean: float,
+    learning: Learning,
+    control: Control,
+) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
+    """Learn shares where it matters, at the ε where the margin is about 0, which moves as they are learned.
+
+    Every step takes the gradient of the margins at the present ε and then moves ε towards the root.
+
+    Args:
+        evaluate: margins under a relaxation at given sizes, differentiable in the shares.
+        eps: where to start, about the largest ε proven so far.
+        clean: the margin at ε = 0.
+    """
+    sheet = Sheet(shares)
+    adam = Adam(sheet, learning.rate)
+    for number in range(learning.steps):
+        try:
+            with torch.enable_grad():
+                margin = evaluate(Relaxer(learned=sheet.shares), eps).amin(-1)
+                loss = torch.nn.functional.softplus(-margin).sum()
+        except OutOfTime:
+            break
+        adam.descend(sheet.gradient(loss), 1 - number / learning.steps)
+        step = (margin.detach() / (STEEPNESS * clean)).clamp(-LARGEST_FALL, LARGEST_RISE)
+        eps = eps * (1 + step.nan_to_num(nan=-LARGEST_FALL))
+    return sheet.reading(sheet.values.detach()), eps
+
+
+STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
+"""By how much ε moves, relatively, when the margin is as large as the clean one; and the most it may."""
+
+
+class _Best:
+    """For every task the values that had the largest margin so far."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.detach().clone()
+        self._margin = values.new_full((len(values),), -torch.inf, dtype=torch.float64)
+
+    @property
+    def proven(self) -> bool:
+        return bool((self._margin > 0).all())
+
+    def offer(self, values: Tensor, margin: Tensor) -> None:
+        better = margin > self._margin  # not for NaN
+        torch.where(better[:, None], values, self.values, out=self.values)
+        torch.where(better, margin, self._margin, out=self._margin)

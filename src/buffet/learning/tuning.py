@@ -1,0 +1,72 @@
+"""What is free in the relaxations behind the boxes, learned for groups of nodes on a few of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from buffet.bounds.choices import Relaxer, Shares
+from buffet.bounds.intervals import Box
+from buffet.bounds.substitution import Bounds, Stop
+from buffet.learning.adam import Adam
+from buffet.learning.control import Control
+from buffet.learning.sheet import Sheet
+from buffet.learning.starts import initial_shares
+from buffet.program import Scores, Softmax
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Boxes from relaxations tuned to them: groups of nodes get their own shares, learned on a few rows.
+
+    All rows of a group use the same shares, so a random sample of them stands for all. A group starts from
+    what the groups before it have learned; shares of another word would be a much worse start.
+    """
+
+    rows: int = 24  # sampled, over all tokens
+    steps: int = 4  # for every group: half of what they all can gain together
+    near: float = 0.15  # within this relative distance of the ε they were learned at, shares are kept
+    rate: float = 0.15  # of Adam
+    control: Control = field(default_factory=Control)
+    carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
+
+    def sample(self, tokens: int) -> int:
+        """How many features of a node with so many tokens are learned on."""
+        return max(2, self.rows // tokens)
+
+    def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
+        root, _ = next(iter(bounds.unit_rows(nodes, stops)))
+        memory, target = self.control.memory, nodes[0]
+        # Scores, their differences and weights take what queries and keys have learned.
+        follows = any(isinstance(bounds.nodes[n].op, Scores | Softmax) for n in (target, root))
+        known = memory.shares_of(bounds.region, target, self.near) if memory and not follows else None
+        shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
+        if not shares or root in stops:
+            return bounds.boxes_of(nodes, stops)
+        features = sum(bounds.clean[n].shape[-1] for n in nodes)
+        generator = torch.Generator().manual_seed(root)
+        sample = torch.randperm(features, generator=generator)[: self.sample(len(bounds.clean[root]))]
+        steps = 0 if follows or known else self.steps
+        sheet = Sheet(shares)
+        adam = Adam(sheet, self.rate)
+        for _ in range(steps):
+            if self.control.expired:
+                break
+            with torch.enable_grad():
+                tuned = bounds.relaxed(Relaxer(learned=sheet.shares), bounds.dtype, upto=root)
+                lower = [
+                    tuned.concretise(*tuned.substitute(start, rows, tuned.locals))
+                    for start, rows in tuned.unit_rows(nodes, tuned.locals, sample)
+                ]
+                loss = -torch.cat(lower, -1).mean((1, 2)).sum()
+            adam.descend(sheet.gradient(loss))
+        learned = sheet.reading(sheet.values.detach())
+        self.carried.update(learned)
+        if memory and steps:
+            memory.keep(bounds.region, target, learned)
+        if self.control.learned is not None:
+            self.control.learned[target] = learned
+        tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
+        return tuned.boxes_of(nodes, tuned.locals)

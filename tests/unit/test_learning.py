@@ -1,0 +1,156 @@
+"""Learning what is free: it never loses, keeps the best, remembers, and ends in time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from buffet import bounds as bounds_package
+from buffet.errors import BuffetError
+from buffet.learning.adam import Adam
+from buffet.learning.control import Control
+from buffet.learning.lessons import Memory
+from buffet.learning.optimise import learn
+from buffet.learning.plans import Learning
+from buffet.learning.sheet import Gradient, Sheet
+from buffet.learning.starts import initial_shares
+from buffet.methods import METHODS
+from buffet.random_models import RandomModel
+from buffet.regions import LpBall
+from buffet.search import radius
+from buffet.tracing import MarginTrace
+from buffet.verify import verify
+from random_encoders import ball, encoder, smallest, walk
+
+
+def test_the_engine_knows_nothing_of_learning():
+    for module in Path(bounds_package.__file__).parent.glob("*.py"):
+        assert "buffet.learning" not in module.read_text(encoding="utf-8"), module.name
+
+
+@pytest.mark.parametrize("name", ["o-buffet", "lse+o-buffet"])
+@pytest.mark.parametrize("seed", range(3))
+def test_learning_never_loses(name, seed):
+    model, region = encoder(seed), ball(seed, 0.5)
+    learned = smallest(model, region, name, steps=6)
+    fixed = smallest(model, region, name, optimise="none")
+    usable = ~fixed.isnan()
+    assert (learned >= fixed)[usable].all()
+
+
+def test_the_flagship_is_never_worse():
+    """On every task of a small suite, `buffet` proves at least the radius of every other method."""
+    model, region = encoder(0, layers=1, pooling="mean"), ball(0, 0.1)
+    best = radius(model, region, "buffet", steps=5, attack=False, tolerance=0.02)
+    for name in set(METHODS) - {"buffet"}:
+        other = radius(model, region, name, steps=20, attack=False, tolerance=0.02)
+        for ours, theirs in zip(best.tasks, other.tasks, strict=True):
+            assert ours.certified >= theirs.certified * (1 - 0.05), name
+
+
+def test_adam_finds_the_minimum_in_the_cube():
+    sheet = Sheet({0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}})
+    target = torch.tensor([0.2, 0.7, 5.0], dtype=torch.float64)
+    adam = Adam(sheet, 0.05)
+    for _ in range(200):
+        adam.descend(sheet.gradient(((sheet.shares[0]["lower"] - target) ** 2).sum()))
+    assert sheet.shares[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)
+
+
+def test_learning_keeps_the_best_iterate_and_tells_its_trace():
+    """A loss that gets worse with every step: what comes back is the start."""
+    bounds = walk(encoder(0), ball(0, 0.1))
+    told = []
+
+    def evaluate(sheet: Sheet) -> tuple[torch.Tensor, Gradient]:
+        total = sheet.values.detach().sum()
+        return (-1 - total).expand(2, 1), lambda weights: -torch.ones_like(sheet.values)
+
+    control = Control(trace=lambda step, margin: told.append((step, margin.tolist())))
+    shares = learn(bounds, evaluate, Learning(steps=3), products_only=True, control=control)
+    assert [step for step, _ in told] == [0, 1, 2]
+    assert told[0][1] == [-1.0, -1.0]
+    assert all((v == 0).all() for s in shares.values() for v in s.values())
+
+
+def test_memory_recalls_tasks_in_any_batch():
+    bounds = walk(encoder(0), ball(0, 0.1))
+    shares = initial_shares(bounds, "random", products_only=True)
+    memory = Memory()
+    memory.keep(bounds.region, 7, shares)
+    swapped = replace(bounds, region=bounds.region.select([1, 0]))
+    found = memory.shares_of(swapped.region, 7)
+    assert found is not None
+    for index, node in shares.items():
+        for name, value in node.items():
+            assert torch.equal(found[index][name], value.flip(0))
+    assert memory.shares_of(bounds.region, 8) is None
+    other = ball(0, 0.1).with_eps(0.2)
+    assert memory.shares_of(other, 7, within=0.5) is None
+    assert memory.shares_of(other, 7) is not None
+
+
+def test_a_budget_is_kept_and_what_it_proves_is_proven():
+    """Out of time, the flagship still answers with what its quick rivals have proven."""
+    model, region = encoder(0), ball(0, 0.05)
+    start = time.perf_counter()
+    found = radius(model, region, "buffet", attack=False, budget=5.0)
+    assert time.perf_counter() - start < 15
+    quick = radius(model, region, "lse", attack=False)
+    for ours, theirs in zip(found.tasks, quick.tasks, strict=True):
+        assert ours.certified >= theirs.certified * 0.99 > 0
+    sizes = [task.certified for task in found.tasks]
+    assert all_keep_the_answer(model, region.with_eps(sizes), found.label)
+    hurried = verify(model, region, sizes, "buffet", budget=1e-9)
+    assert hurried.verdict in ("certified", "unknown")
+    with pytest.raises(BuffetError, match="budget"):
+        verify(model, region, budget=0.0)
+
+
+def test_time_may_run_out_while_learning_starts():
+    """The rule needs linear forms, and these take time: what was proven before counts."""
+    model, region = encoder(0), ball(0, 0.6)
+    for name in ("o-buffet", "lse+o-buffet"):
+        plain = smallest(model, region, name, optimise="none")
+        for budget in (1e-6, 0.05, 0.2, 0.4):
+            found = verify(model, region, method=name, start="best", budget=budget, falsify=False)
+            assert (found.margins.amin(-1).isnan() | (found.margins.amin(-1) >= plain - 1e-3)).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_single_token_has_no_differences(name):
+    model, region = encoder(0, pooling="mean"), LpBall(ball(0, 0.1).center[:1], [[0]], 2, 1e-4)
+    assert verify(model, region, method=name, steps=3).verdict == "certified"
+
+
+def test_a_trace_takes_every_step_though_the_task_is_proven(tmp_path):
+    model, region = encoder(0), ball(0, 0.01)
+    trace = MarginTrace(["one", "two"], [0.5, 0.25])
+    assert verify(model, region, method="o-buffet", steps=3, trace=trace).verdict == "certified"
+    assert [len(curve) for curve in trace.curves] == [3, 3]
+    lines = trace.render(tmp_path / "trace.csv").decode().splitlines()
+    assert lines[0] == "task,step,margin,baseline"
+    assert len(lines) == 7
+    assert lines[1].startswith("one,0,")
+    assert b"<svg" in trace.render(tmp_path / "trace.svg")
+
+
+def test_following_the_root_gains_radius():
+    """Learned at the edge of what can be proven, α certify more than any fixed one here."""
+    model, region = encoder(1), ball(1, 0.1)
+    plain = radius(model, region, "baseline", attack=False)
+    learned = radius(model, region, "o-buffet", attack=False, steps=40)
+    for ours, theirs in zip(learned.tasks, plain.tasks, strict=True):
+        assert ours.certified >= theirs.certified
+    assert learned.certified > 1.02 * plain.certified
+    sizes = [task.certified for task in learned.tasks]
+    assert all_keep_the_answer(model, region.with_eps(sizes), learned.label)
+
+
+def all_keep_the_answer(model: RandomModel, region: LpBall, label: int) -> bool:
+    points = region.points(region.sample(500, torch.Generator().manual_seed(0)))
+    return bool((model.program64.evaluate(points).argmax(-1) == label).all())
