@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from buffet.bounds.choices import Shares
-from buffet.bounds.substitution import Scene
+from buffet.bounds.scene import Scene
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.loading import Model

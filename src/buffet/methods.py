@@ -17,8 +17,9 @@ from torch import Tensor
 from buffet.bounds.choices import PRODUCTS, Relaxer, Shares
 from buffet.bounds.intervals import Box
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
+from buffet.bounds.scene import Scene
 from buffet.bounds.softmax import SOFTMAXES, decompose, with_differences
-from buffet.bounds.substitution import Bounds, OutOfTime, Scene
+from buffet.bounds.substitution import Bounds, OutOfTime
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.learning.lagrangian import Lagrangian

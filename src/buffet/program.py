@@ -3,7 +3,7 @@
 Every value in the graph is a matrix of *tokens × features* (after pooling there is one token), with any
 number of batch axes in front. Features of a head-wise value are laid out head by head, so a score matrix
 is the value ``[query token, (head, key token)]``. An operation knows only how to evaluate itself; what it
-does to bounds is written elsewhere (`intervals`, `linear`, `relaxations`).
+does to bounds is written elsewhere (`intervals`, `pieces`, `relaxations`).
 """
 
 from __future__ import annotations

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.choices import Relaxer, Shares
+from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
-from buffet.bounds.linear import LinesPiece, Piece
+from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes
 from buffet.bounds.propagation import bound_nodes, kept_forms, margins, needed_boxes, stops_at
 from buffet.bounds.relaxations import Side, default_slopes, relax, slope_range
+from buffet.bounds.scene import Scene, together
 from buffet.bounds.softmax import better_bound, softmax_piece
-from buffet.bounds.substitution import Bounds, Scene, Stop, together
+from buffet.bounds.substitution import Bounds
 from buffet.methods import Method
 from buffet.program import Affine, Apply, Bilinear, Node, Softmax
 from buffet.regions import Region

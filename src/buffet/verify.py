@@ -18,7 +18,7 @@ from torch import Tensor
 
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
-from buffet.bounds.substitution import Scene
+from buffet.bounds.scene import Scene
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.learning.lessons import Lessons

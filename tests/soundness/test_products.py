@@ -12,8 +12,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box
-from buffet.bounds.linear import Form, PlanesPiece, Rows
+from buffet.bounds.pieces import PlanesPiece
 from buffet.bounds.products import planes
 from buffet.program import Bilinear, Mix, Normalise, Rescale, Scores
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box, interval
-from buffet.bounds.linear import Form, Rows
 from buffet.bounds.softmax import softmax_piece
 from buffet.program import Softmax
 

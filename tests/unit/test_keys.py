@@ -10,8 +10,9 @@ import torch
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.keys import splits
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, local_nodes
+from buffet.bounds.scene import Scene
 from buffet.bounds.softmax import with_differences
-from buffet.bounds.substitution import Bounds, Scene
+from buffet.bounds.substitution import Bounds
 from buffet.learning.starts import initial_shares
 from buffet.loading import ModelConfig
 from buffet.program import Scores, Softmax

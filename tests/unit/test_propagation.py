@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds.linear import LinesPiece, Piece
+from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import planes
 from buffet.bounds.propagation import (
     PROPAGATIONS,
@@ -22,8 +22,9 @@ from buffet.bounds.propagation import (
     needed_boxes,
 )
 from buffet.bounds.relaxations import relax
+from buffet.bounds.scene import Scene
 from buffet.bounds.softmax import decompose
-from buffet.bounds.substitution import Bounds, Scene
+from buffet.bounds.substitution import Bounds
 from buffet.loading import ModelConfig
 from buffet.program import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
 from buffet.random_models import random_model

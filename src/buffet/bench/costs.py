@@ -19,7 +19,7 @@ from buffet.bench.cases import BenchCase
 from buffet.bench.measuring import Unit, bench_config, clocked
 from buffet.bounds.keys import pays, splits
 from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
-from buffet.bounds.substitution import Scene, together, widest_rows
+from buffet.bounds.scene import Scene, together, widest_rows
 from buffet.devices import device_named
 from buffet.learning.tuning import Tuning
 from buffet.loading.network import build_program
@@ -115,7 +115,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows on their way down: `Rows` of `linear`, in sizes."""
+    """Rows on their way down: `Rows` of `forms`, in sizes."""
 
     groups: int
     rows: int  # of a group

@@ -7,7 +7,9 @@ softmax        softmax taken apart, or bounded as a whole
 choices        what is free in a relaxation, and how it is chosen (`learning`: how it is learned)
 intervals      interval arithmetic of every operation
 medians        the median of a few numbers, many times over
-linear         what a (relaxed) operation does to linear bounds, backwards and forwards
-substitution   rows of a node → linear forms of the input
+forms          linear forms of a node and of the input
+pieces         what a (relaxed) operation does to linear forms, backwards and forwards
+scene          the network on one sentence, before anything moves
+substitution   rows of a node → linear forms of the input; keys: rows of scores, split by token
 propagation    the walks over the graph: interval, forward, baf, backward
 """

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from buffet.bounds.linear import Form, LinesPiece, Piece
+from buffet.bounds.forms import Form
+from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes, rule
 from buffet.bounds.relaxations import Side, relax, slope_range
 from buffet.bounds.softmax import softmax_piece

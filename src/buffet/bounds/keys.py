@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.linear import PlanesPiece, Rows
+from buffet.bounds.forms import Rows
+from buffet.bounds.pieces import PlanesPiece
 from buffet.program import Bilinear, Node, Pool, Scores, Softmax
 
 
@@ -89,11 +90,9 @@ class Keys:
         Also the coefficients of the input and the constants that the other keys come to.
         """
         positive, negative = rows.parts()
-        nothing = torch.empty(1, 0, dtype=torch.long, device=rows.coefs.device)
-        (query, _), bias = self.piece.pull_moved(rows, (None, nothing))
+        query, bias = self.piece.pull_x(rows)
         weights = torch.cat([positive.coefs, -negative.coefs], 2)
         total = (self.forms[:, : rows.groups] @ weights).movedim(2, 1)
-        assert bias is not None
         return (query, self._own(positive, negative)), total[:, :-1], total[:, -1] + bias
 
     def _own(self, positive: Rows, negative: Rows) -> Rows:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from buffet.bounds.forms import Form
 from buffet.bounds.intervals import Box, box_terms
-from buffet.bounds.linear import Form, PlanesPiece, split_axes
+from buffet.bounds.pieces import PlanesPiece, split_axes
 from buffet.program import Bilinear
 
 TIE = 1e-4

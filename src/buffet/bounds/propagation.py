@@ -20,9 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buffet.bounds.forms import Form, Stop
 from buffet.bounds.intervals import Box, interval
-from buffet.bounds.linear import Form
-from buffet.bounds.substitution import Bounds, Relax, Scene, Stop, together
+from buffet.bounds.scene import Scene, together
+from buffet.bounds.substitution import Bounds, Relax
 from buffet.program import (
     Affine,
     Apply,

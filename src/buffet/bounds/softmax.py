@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.intervals import EPS, Box, difference_range
-from buffet.bounds.linear import SoftmaxPiece
+from buffet.bounds.pieces import SoftmaxPiece
 from buffet.program import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 
 SOFTMAXES = ("decomposed", "lse", "differences")

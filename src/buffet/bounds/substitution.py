@@ -8,27 +8,24 @@ whose bounds in the input are known.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from buffet.bounds.forms import Form, Local, Rows, Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.keys import Keys, key_rows, pays, splits
-from buffet.bounds.linear import Form, Piece, PlanesPiece, Rows, exact_piece
-from buffet.program import Add, Affine, Center, Input, Mix, Node, Pool, Program, Scores, Softmax
+from buffet.bounds.pieces import Piece, PlanesPiece
+from buffet.bounds.scene import Scene, widest_rows
+from buffet.program import Affine, Input, Node, Pool
 from buffet.regions import Region
 
 ROUNDING = 16
 """Every concretised bound is widened by this many units of rounding, relative to its size."""
-
-
-HUGE, CANCELLING = 1e4, 16.0
-"""Scores beyond this, or a common part so many times larger than the rest, are for double precision."""
 
 
 class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
@@ -42,52 +39,6 @@ class Relax(Protocol):
     def __call__(self, bounds: Bounds, index: int, node: Node) -> Piece: ...
 
 
-@dataclass(frozen=True)
-class Local:
-    """The exact form of a node behind per-token linear operations only: ``deviation[d] = matrix · δ_d``.
-
-    The product of the operations is taken in float64 and rounded once: its sums may cancel (a LayerNorm takes
-    off what all features share), and an allowance relative to the result would not cover that.
-    """
-
-    matrix: Float[Tensor, "features width"]
-    moved: Int[Tensor, "tasks moved"]
-    unrounded: Float[Tensor, "features width"]  # float64
-
-    def compose(self, rows: Rows) -> tuple[Tensor, None]:
-        """The rows as exact forms of δ; there is no constant."""
-        tasks, moved = self.moved.shape
-        width = self.matrix.shape[1]
-        task = torch.arange(tasks, device=self.moved.device)[:, None]
-        coefs = rows.coefs.expand(tasks, *rows.coefs.shape[1:])
-        if rows.moved:
-            form = (self.matrix.mT @ coefs).unflatten(-1, (rows.groups, -1))
-        elif rows.diagonal:
-            # Word d of a task is read by group d only, if there is one.
-            group = self.moved.clamp_max(rows.groups - 1)
-            read = self.matrix.mT @ rows.like(coefs).per_group()[task, group]
-            read = torch.where((group == self.moved)[..., None, None], read, 0.0)
-            form = read.new_zeros(tasks, moved, width, rows.groups, read.shape[3])
-            word = torch.arange(moved, device=self.moved.device)
-            form[task, word, :, group] = read
-        else:
-            form = (self.matrix.mT @ coefs[task, self.moved]).unflatten(-1, (rows.groups, -1))
-        return form.flatten(1, 2), None
-
-    def form(self, tokens: int) -> Form:
-        """The same as a form of every token, zero where nothing moves."""
-        tasks, moved = self.moved.shape
-        features, width = self.matrix.shape
-        full = self.matrix.new_zeros(tasks, tokens, features, moved * width + 1)
-        task = torch.arange(tasks, device=self.moved.device)
-        for word in range(moved):
-            full[task, self.moved[:, word], :, word * width : (word + 1) * width] = self.matrix
-        return Form.exactly(full)
-
-
-Stop = Local | Form
-
-
 class _Precise(dict[int, Piece]):
     """Pieces that turn to float64 when they are asked for: one row passes through few of them."""
 
@@ -95,44 +46,41 @@ class _Precise(dict[int, Piece]):
         return super().__getitem__(index).to(torch.float64)
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A program that ends in margins, with its clean run on one sentence (both float64)."""
+class Descent:
+    """Rows on their way down from one node, and what those that have arrived at the input add up to."""
 
-    program: Program
-    clean: list[Tensor]
-    _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
+    def __init__(self, root: int, rows: Rows) -> None:
+        self._root, self._pending = root, {root: rows}
+        self._coefs: Tensor | None = None
+        self._constant: Tensor | None = None
 
-    @cached_property
-    def tame(self) -> bool:
-        """Whether single precision can carry the sums over this network.
+    def __iter__(self) -> Iterator[tuple[int, Rows]]:
+        """The nodes that are reached, each once: when all that lie above it have been left."""
+        for index in range(self._root, -1, -1):
+            if index in self._pending:
+                yield index, self._pending.pop(index)
 
-        Not if scores are huge, or a LayerNorm takes off a common part much larger than what it leaves: the
-        allowance for rounding is relative to a result, and such sums nearly cancel.
-        """
-        nodes = self.program.nodes
-        summed = {i for n in nodes if isinstance(n.op, Add | Center) for i in n.inputs}
-        for index, (node, value) in enumerate(zip(nodes, self.clean, strict=True)):
-            if isinstance(node.op, Scores) and not bool(value.abs().max() < HUGE):
-                return False
-            if isinstance(node.op, Center):
-                before = self.clean[node.inputs[0]]
-                if not bool(before.abs().max() <= CANCELLING * value.abs().max()):
-                    return False
-            if index in summed and isinstance(node.op, Affine) and node.op.common > CANCELLING:
-                return False
-        return True
+    def go_on(self, index: int, rows: Rows) -> None:
+        """Rows come to a node further down."""
+        self._pending[index] = self._pending[index] + rows if index in self._pending else rows
 
-    def exact(self, dtype: torch.dtype) -> list[Piece | None]:
-        """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
-        if dtype not in self._exact:
-            # The pieces outlive the call: ordinary tensors, even if this call needs no gradients.
-            with torch.inference_mode(False):
-                self._exact[dtype] = [
-                    exact_piece(n.op, tuple(self.clean[i] for i in n.inputs), dtype)
-                    for n in self.program.nodes
-                ]
-        return self._exact[dtype]
+    def arrive(self, coefs: Tensor, constant: Tensor | None) -> None:
+        """Rows have become forms of the input, which may be changed in place."""
+        self._coefs = coefs if self._coefs is None else self._coefs.add_(coefs)
+        self.leave(constant)
+
+    def leave(self, constant: Tensor | None) -> None:
+        """A constant is left over on the way."""
+        if constant is not None:
+            self._constant = constant if self._constant is None else self._constant + constant
+
+    def total(self) -> tuple[Tensor, Tensor]:
+        """The coefficients of the input and the constants of all rows, once every path has ended."""
+        assert self._coefs is not None
+        assert not self._pending
+        if self._constant is None:
+            return self._coefs, self._coefs.new_zeros(1, *self._coefs.shape[2:])
+        return self._coefs, self._constant
 
 
 @dataclass(frozen=True)
@@ -225,41 +173,46 @@ class Bounds:
 
         Every path from `root` to the input must meet a stop.
         """
-        pending = {root: rows}
-        coefs: Tensor | None = None
-        constant: Tensor | None = None
-        for index in range(root, -1, -1):
-            if index not in pending:
-                continue
+        descent = Descent(root, rows)
+        for index, reached in descent:
             self.check_time()
-            rows = pending.pop(index)
-            stop = stops.get(index)
-            if stop is not None:
-                part, bias = stop.compose(rows)
-                coefs = part if coefs is None else coefs.add_(part)
-                if isinstance(stop, Form) and self.unit > torch.finfo(self.dtype).eps:
-                    # The sums are precise, but the form is not: it errs by units of its largest entries.
-                    errors = self._errors(stop)
-                    bias = (0 if bias is None else bias) - rows.like(rows.coefs.abs()).contract(errors)
+            if index in stops:
+                descent.arrive(*self._composed(stops[index], reached))
+            elif keys := self._keys(root, index, reached, stops):
+                self._split(descent, index, reached, keys)
             else:
-                piece, inputs = self.pieces[index], self.nodes[index].inputs
-                if keys := self._keys(root, index, rows, stops):
-                    parts, part, bias = keys.pull(rows)
-                    coefs = part if coefs is None else coefs.add_(part)
-                else:
-                    moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
-                    parts, bias = piece.pull_moved(rows, moved)
-                # A piece need not use all its inputs: softmax only looks at the differences of its scores.
-                for source, pulled in zip(inputs, parts, strict=False):
-                    if pulled.moved:
-                        part, _ = stops[source].compose(pulled)
-                        coefs = part if coefs is None else coefs.add_(part)
-                    else:
-                        pending[source] = pending[source] + pulled if source in pending else pulled
-            if bias is not None:
-                constant = bias if constant is None else constant + bias
-        assert coefs is not None
-        return coefs, coefs.new_zeros(1, *coefs.shape[2:]) if constant is None else constant
+                self._pull(descent, index, reached, stops)
+        return descent.total()
+
+    def _composed(self, stop: Stop, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """What rows of a stop come to in the input, with an allowance for the errors of a form."""
+        if isinstance(stop, Local):
+            return stop.compose(rows)
+        coefs, constant = stop.compose(rows)
+        if self.unit > torch.finfo(self.dtype).eps:
+            # The sums are precise, but the form is not: it errs by units of its largest entries.
+            constant = constant - rows.like(rows.coefs.abs()).contract(self._errors(stop))
+        return coefs, constant
+
+    def _split(self, descent: Descent, index: int, rows: Rows, keys: Keys) -> None:
+        """Rows of scores: what reads keys of other tokens arrives, query and key of their own token go on."""
+        parts, coefs, constant = keys.pull(rows)
+        descent.arrive(coefs, constant)
+        for source, part in zip(self.nodes[index].inputs, parts, strict=True):
+            descent.go_on(source, part)
+
+    def _pull(self, descent: Descent, index: int, rows: Rows, stops: Mapping[int, Stop]) -> None:
+        """Rows of any other node go through its piece and on to the nodes it reads."""
+        inputs = self.nodes[index].inputs
+        moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
+        parts, constant = self.pieces[index].pull_moved(rows, moved)
+        descent.leave(constant)
+        # A piece need not use all its inputs: softmax only looks at the differences of its scores.
+        for source, part in zip(inputs, parts, strict=False):
+            if part.moved:
+                descent.arrive(*stops[source].compose(part))
+            else:
+                descent.go_on(source, part)
 
     def _keys(self, root: int, index: int, rows: Rows, stops: Mapping[int, Stop]) -> Keys | None:
         """Forms of the keys that rows of `root` read at `index`, if it pays to have them apart."""
@@ -383,40 +336,3 @@ class Bounds:
         groups = self.clean[root].shape[0]
         for part in matrix.split(max(1, self.chunk_bytes // per_row), 1):
             yield root, Rows(torch.cat([part, -part], 1)[None, None], groups, diagonal=True)
-
-
-def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
-    """Coefficients that one feature of `root` (at all its tokens) has at the widest node on the way down."""
-    return max(row_entries(scene, root, stops))
-
-
-def row_entries(scene: Scene, root: int, stops: Collection[int]) -> Iterator[int]:
-    """Coefficients that one feature of `root` (at all its tokens) has at every node on the way down.
-
-    Rows read only their own token until they pass through attention; from there on every token.
-    """
-    groups = scene.clean[root].shape[0]
-    pending = {root: False}
-    for index in range(root, -1, -1):
-        if index not in pending:
-            continue
-        dense = pending.pop(index)
-        tokens, features = scene.clean[index].shape
-        yield (tokens if dense else 1) * features * groups
-        if index not in stops:
-            node = scene.program.nodes[index]
-            mixes = isinstance(node.op, Scores | Mix) or (
-                isinstance(node.op, Pool) and node.op.kind == "mean"
-            )
-            for source in node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs:
-                pending[source] = pending.get(source, False) or dense or mixes
-
-
-def together(program: Program, nodes: frozenset[int]) -> dict[int, tuple[int, ...]]:
-    """For each of the nodes, those that are substituted in one go: affine maps of the same value."""
-    groups: dict[int, list[int]] = {}
-    for n in sorted(nodes):
-        node = program.nodes[n]
-        key = node.inputs[0] if isinstance(node.op, Affine) else -n
-        groups.setdefault(key, []).append(n)
-    return {n: tuple(group) for group in groups.values() for n in group}

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from buffet.bounds.choices import Relaxer, Shares
+from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
-from buffet.bounds.substitution import Bounds, Stop
+from buffet.bounds.substitution import Bounds
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
 from buffet.learning.sheet import Sheet

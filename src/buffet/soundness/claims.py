@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.choices import Relaxer, Shares
-from buffet.bounds.linear import Form, Piece, Rows
+from buffet.bounds.forms import Form, Rows
+from buffet.bounds.pieces import Piece
 from buffet.bounds.propagation import NONLINEAR, bound_nodes
-from buffet.bounds.substitution import Bounds, Scene
+from buffet.bounds.scene import Scene
+from buffet.bounds.substitution import Bounds
 from buffet.learning.starts import initial_shares
 from buffet.methods import Method
 from buffet.search import radius

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from buffet.bounds import substitution
 from buffet.bounds.choices import Relaxer
+from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
-from buffet.bounds.linear import AddPiece, CenterPiece, Form, LinesPiece, PlanesPiece, PoolPiece, Rows
-from buffet.bounds.substitution import Bounds, Local
+from buffet.bounds.pieces import AddPiece, CenterPiece, LinesPiece, PlanesPiece, PoolPiece
+from buffet.bounds.substitution import Bounds
 from buffet.regions import Box, CandidateSet, LpBall
 from buffet.soundness.mutants import Mutant, broken, changed_result
 

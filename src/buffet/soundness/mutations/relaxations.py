@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from buffet.bounds import choices, intervals, products, propagation, relaxations, softmax
+from buffet.bounds.forms import Rows
 from buffet.bounds.functions import FUNCTIONS
 from buffet.bounds.intervals import Box
-from buffet.bounds.linear import Rows, SoftmaxPiece
+from buffet.bounds.pieces import SoftmaxPiece
 from buffet.program import Affine, Normalise, Softmax
 from buffet.soundness.mutants import Mutant, Wrong, broken, changed_fields, changed_result, forced, narrowed
 

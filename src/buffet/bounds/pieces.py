@@ -1,152 +1,17 @@
-"""Linear pieces: what a relaxed operation does to linear bounds, backwards (`pull`) and forwards (`push`).
-
-Everything here lives in *deviation coordinates*: a node's value is its clean value (the network run on the
-unmoved rows) plus a deviation, and bounds are bounds of deviations. A linear operation then has no bias, a
-row that cannot move has deviation exactly 0, and rounding errors scale with the deviation instead of with
-the activations.
-
-`Rows` is a batch of linear forms of one node, to be bounded from *below*; an upper bound is the lower bound
-of the negated form, so nothing is written twice. `Form` holds linear bounds of a node in terms of the input
-deviation. The row axis (backwards) and the input axis (forwards) are last, so that every contraction is a
-matrix product over contiguous memory.
-"""
+"""Linear pieces: what a relaxed operation does to linear forms, backwards (`pull`) and forwards (`push`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from buffet.bounds.forms import Form, Rows
 from buffet.bounds.medians import lower_median
 from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Linear forms of a node's deviation, rows grouped by the token of the node they started from.
-
-    With ``diagonal`` the rows of group *i* read only token *i* of the node (which may have more tokens than
-    there are groups): ``coefs[t, i, f, r]`` is the coefficient of its feature *f* in row *r* of group
-    *i*. Otherwise ``coefs[t, n, f, (i, r)]``. The task and token axes may have size 1 where the coefficients
-    do not depend on them. With `moved` the token axis holds the moved tokens of every task only, in their
-    order: of no use but to compose them with forms that are 0 elsewhere.
-    """
-
-    coefs: Float[Tensor, "tasks tokens features rows"]
-    groups: int
-    diagonal: bool
-    moved: bool = False
-
-    def like(self, coefs: Tensor) -> Rows:
-        return Rows(coefs, self.groups, self.diagonal, self.moved)
-
-    def per_group(self) -> Tensor:
-        """The coefficients of diagonal rows with the token axis at its full size, one entry per group."""
-        return self.coefs.expand(-1, self.groups, -1, -1)
-
-    def read(self, values: Tensor) -> Tensor:
-        """The part of ``values[task, token, ...]`` that the rows read."""
-        return values[:, : self.groups] if self.diagonal and self.groups < values.shape[1] else values
-
-    def parts(self) -> tuple[Rows, Rows]:
-        """The positive and the negative coefficients.
-
-        They are kept apart: ``A·upper + A⁺·(lower − upper)`` would be one pass shorter, and wrong in the last
-        digits of `lower` when `upper` is much larger.
-        """
-        return self.like(self.coefs.clamp_min(0)), self.like(self.coefs.clamp_max(0))
-
-    def __add__(self, other: Rows) -> Rows:
-        assert self.moved == other.moved
-        if self.diagonal == other.diagonal:
-            return self.like(self.coefs + other.coefs)
-        diagonal, dense = (self, other) if self.diagonal else (other, self)
-        total = dense.coefs.unflatten(3, (self.groups, -1)).clone()
-        total.diagonal(dim1=1, dim2=3).add_(diagonal.coefs.permute(0, 2, 3, 1))
-        return dense.like(total.flatten(3))
-
-    def contract(self, values: Float[Tensor, "tasks tokens features"]) -> Float[Tensor, "_ groups rows"]:
-        """``Σ values · coefs`` of every row."""
-        if self.diagonal and self.coefs.shape[:2] == (1, 1):
-            return self.read(values) @ self.coefs[0, 0]
-        if self.diagonal:
-            return (self.read(values).unsqueeze(2) @ self.per_group()).squeeze(2)
-        flat = values.flatten(1).unsqueeze(1) @ self.coefs.flatten(1, 2)
-        return flat.unflatten(-1, (self.groups, -1)).squeeze(1)
-
-
-@dataclass(frozen=True)
-class Form:
-    """Linear bounds ``lower·δ ≤ deviation ≤ upper·δ`` of every entry of a node, stacked; one, if it is exact.
-
-    The last column is the constant term (δ is extended by a 1).
-    """
-
-    sides: Float[Tensor, "sides tasks tokens features inputs"]
-
-    @classmethod
-    def exactly(cls, form: Float[Tensor, "tasks tokens features inputs"]) -> Form:
-        return cls(form.unsqueeze(0))
-
-    @classmethod
-    def between(cls, lower: Tensor, upper: Tensor) -> Form:
-        return cls(torch.stack([lower, upper]))
-
-    @property
-    def lower(self) -> Float[Tensor, "tasks tokens features inputs"]:
-        return self.sides[0]
-
-    @property
-    def upper(self) -> Float[Tensor, "tasks tokens features inputs"]:
-        return self.sides[-1]
-
-    @property
-    def exact(self) -> bool:
-        return len(self.sides) == 1
-
-    def compose(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """Lower linear bounds ``A⁺·lower + A⁻·upper`` of the rows: coefficients of δ, and constants."""
-        if self.exact:
-            total = _compose(self.lower, rows)
-        else:
-            positive, negative = rows.parts()
-            total = _compose(self.lower, positive).add_(_compose(self.upper, negative))
-        return total[:, :-1], total[:, -1]
-
-    def through(self, apply: Callable[[Tensor, Tensor], Tensor], maps: Tensor) -> Form:
-        """The form behind an operation between two linear maps, stacked (or one); ``apply(maps, sides)``.
-
-        The lower bound takes this form's lower bound where the map is positive, its upper one elsewhere.
-        """
-        if self.exact or maps.min().item() >= 0:  # as for exp, and sums of weights
-            return Form(apply(maps, self.sides))
-        if maps.max().item() <= 0:  # as for 1/x
-            return Form(apply(maps, self.sides.flip(0)))
-        own = apply(maps.clamp_min(0), self.sides)
-        other = apply(maps.clamp_max(0).flip(0), self.sides)
-        own[0].add_(other[1])
-        own[1].add_(other[0])
-        return Form(own)
-
-    def plus(self, constants: Float[Tensor, "2 tasks tokens features"]) -> Form:
-        """The form, made for the occasion and changed in place, with constants added to its two sides."""
-        sides = self.sides.repeat(2, 1, 1, 1, 1) if self.exact else self.sides
-        sides[..., -1].add_(constants)
-        return Form(sides)
-
-    def __add__(self, other: Form) -> Form:
-        return Form(self.sides + other.sides)
-
-
-def _compose(form: Tensor, rows: Rows) -> Tensor:
-    form = form.to(rows.coefs.dtype)
-    if rows.diagonal:
-        return (rows.read(form).mT @ rows.coefs).transpose(1, 2)
-    return (form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)).unflatten(-1, (rows.groups, -1))
-
 
 Pulled = tuple[tuple[Rows, ...], Tensor | None]
 Moved = Int[Tensor, "tasks moved"] | None
@@ -319,15 +184,24 @@ class PlanesPiece(Piece):
         return self.pull_moved(rows, (None, None))
 
     def pull_moved(self, rows: Rows, moved: Sequence[Moved]) -> Pulled:
-        positive, negative = rows.parts()
-        whole, above, below = (split_axes(self.op, r.coefs, self.op.out) for r in (rows, positive, negative))
-        x = self._side(rows, self.op.x, moved[0], (above, self.x_lower), (below, self.x_upper))
+        signed = _Signed.of(self.op, rows)
+        parts = self._pull_x(signed, moved[0]), self._pull_y(signed, moved[1])
+        return parts, signed.contract(self.lower, self.upper)
+
+    def pull_x(self, rows: Rows) -> tuple[Rows, Tensor]:
+        """What `pull` finds for x alone, and the constant."""
+        signed = _Signed.of(self.op, rows)
+        return self._pull_x(signed, None), signed.contract(self.lower, self.upper)
+
+    def _pull_x(self, signed: _Signed, moved: Moved) -> Rows:
+        terms = (signed.above, self.x_lower), (signed.below, self.x_upper)
+        return self._side(signed.rows, self.op.x, moved, *terms)
+
+    def _pull_y(self, signed: _Signed, moved: Moved) -> Rows:
         if self.y_upper is self.y_lower:
-            y = self._side(rows, self.op.y, moved[1], (whole, self.y_lower))
-        else:
-            y = self._side(rows, self.op.y, moved[1], (above, self.y_lower), (below, self.y_upper))
-        bias = positive.contract(self.lower).add_(negative.contract(self.upper))
-        return (x, y), bias
+            return self._side(signed.rows, self.op.y, moved, (signed.whole, self.y_lower))
+        terms = (signed.above, self.y_lower), (signed.below, self.y_upper)
+        return self._side(signed.rows, self.op.y, moved, *terms)
 
     def _side(self, rows: Rows, axes: str, moved: Moved, *terms: tuple[Tensor, Tensor]) -> Rows:
         """The rows that read the input with these axes: the sum of ``coefficients · planes`` over `terms`."""
@@ -420,6 +294,27 @@ class SoftmaxPiece(Piece):
 
     def _split(self, value: Tensor) -> Tensor:
         return value.unflatten(-2, (self.lower_slope.shape[2], -1))
+
+
+@dataclass(frozen=True)
+class _Signed:
+    """Rows of a product and their parts by sign; the coefficients of each with the axes of its output."""
+
+    rows: Rows
+    positive: Rows
+    negative: Rows
+    whole: Tensor
+    above: Tensor
+    below: Tensor
+
+    @classmethod
+    def of(cls, op: Bilinear, rows: Rows) -> _Signed:
+        every = rows, *rows.parts()
+        return cls(*every, *(split_axes(op, one.coefs, op.out) for one in every))
+
+    def contract(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """The least constants, where the product is between these."""
+        return self.positive.contract(lower).add_(self.negative.contract(upper))
 
 
 def _tokens(value: Tensor, axes: str, axis: str, moved: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds.linear import AddPiece, Form, LinesPiece, PlanesPiece, Rows, SoftmaxPiece, exact_piece
-from buffet.bounds.medians import MANY, lower_median
+from buffet.bounds.forms import Form, Rows
+from buffet.bounds.pieces import AddPiece, LinesPiece, PlanesPiece, SoftmaxPiece, exact_piece
 from buffet.program import (
     Add,
     Affine,
@@ -25,43 +25,9 @@ from buffet.program import (
     Rescale,
     Scores,
 )
+from random_forms import KINDS, TASKS, TOKENS, WIDTH, random, random_form, random_rows, spelt_out
 
-TASKS, TOKENS, WIDTH, OUT, ROWS = 3, 4, 6, 5, 7
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def random_rows(
-    tokens: int, features: int, *, groups: int, diagonal: bool, tasks: int = TASKS, shared: bool = False
-) -> Rows:
-    """Rows of a node; with `shared`, diagonal rows whose coefficients are the same for every token."""
-    if diagonal:
-        return Rows(random(tasks, 1 if shared else groups, features, ROWS), groups, diagonal=True)
-    return Rows(random(tasks, tokens, features, groups * ROWS), groups, diagonal=False)
-
-
-def spelt_out(rows: Rows, tokens: int) -> Tensor:
-    """Every coefficient of every row: ``[tasks, groups, rows, tokens, features]``."""
-    if not rows.diagonal:
-        return rows.coefs.unflatten(3, (rows.groups, -1)).permute(0, 3, 4, 1, 2)
-    tasks, _, features, count = rows.coefs.shape
-    full = rows.coefs.new_zeros(tasks, rows.groups, count, tokens, features)
-    for group in range(rows.groups):
-        full[:, group, :, group] = rows.coefs[:, group % rows.coefs.shape[1]].mT
-    return full
-
-
-KINDS = {
-    "diagonal": {"groups": TOKENS, "diagonal": True},
-    "diagonal, fewer groups": {"groups": 2, "diagonal": True},
-    "diagonal, shared by tasks and tokens": {"groups": TOKENS, "diagonal": True, "tasks": 1, "shared": True},
-    "diagonal, fewer groups, shared": {"groups": 2, "diagonal": True, "shared": True},
-    "dense": {"groups": TOKENS, "diagonal": False},
-    "dense, fewer groups": {"groups": 2, "diagonal": False},
-    "dense, shared by tasks": {"groups": 2, "diagonal": False, "tasks": 1},
-}
+OUT = 5
 LINEAR: dict[str, Op] = {
     "affine": Affine(random(OUT, WIDTH), random(OUT)),
     "diagonal": Diagonal(random(WIDTH), random(WIDTH)),
@@ -77,26 +43,6 @@ CASES = [
     for kind, settings in KINDS.items()
     if settings["diagonal"] or not isinstance(op, Pool)
 ]
-# Rows of one root have the same groups; they become dense in attention, where every task has its own.
-PAIRS = [
-    (a, b)
-    for a, first in KINDS.items()
-    for b, second in KINDS.items()
-    if first["groups"] == second["groups"]
-    and (first["diagonal"] == second["diagonal"] or "dense, shared by tasks" not in (a, b))
-]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16, 33])
-def test_the_quick_median_is_the_median(count: int) -> None:
-    many = random(2, count, 2 * MANY // count)
-    few = many[..., :3].round()  # ties
-    for values in (many, many.round(), few):
-        assert torch.equal(lower_median(values, 1), values.median(1, keepdim=True).values)
-    sides = [many.clone().requires_grad_() for _ in range(2)]
-    lower_median(sides[0], 1).square().sum().backward()
-    sides[1].median(1, keepdim=True).values.square().sum().backward()
-    assert torch.equal(sides[0].grad, sides[1].grad)
 
 
 def jacobian(op: Op) -> Tensor:
@@ -127,13 +73,6 @@ def test_pull_of_a_linear_piece_is_the_transpose(name, kind):
     torch.testing.assert_close(spelt_out(pulled, TOKENS), expected.expand(len(pulled.coefs), -1, -1, -1, -1))
     assert pulled.groups == rows.groups
     assert pulled.diagonal == (rows.diagonal and name != "mean")
-
-
-def random_form(seed: int = 0) -> Form:
-    """A form with a lower and an upper side, in eight inputs."""
-    return Form.between(
-        random(TASKS, TOKENS, WIDTH, 9, seed=seed), random(TASKS, TOKENS, WIDTH, 9, seed=seed + 50)
-    )
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -186,41 +125,6 @@ def test_add_gives_its_rows_to_both_and_sums_forms():
     for forms in ((a, Form.exactly(b.lower)), (Form.exactly(b.lower), a)):
         assert not AddPiece().push(*forms).exact
         torch.testing.assert_close(AddPiece().push(*forms).upper, a.upper + b.lower)
-
-
-# --- rows and forms -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_sum_of_rows(first, second):
-    """Diagonal and dense mix in either order; the mixed sum is dense."""
-    a, b = (random_rows(TOKENS, WIDTH, **KINDS[kind]) for kind in (first, second))
-    before = [spelt_out(r, TOKENS).clone() for r in (a, b)]
-    total = a + b
-    assert total.diagonal == (a.diagonal and b.diagonal)
-    torch.testing.assert_close(spelt_out(total, TOKENS), before[0] + before[1])
-    for rows, value in zip((a, b), before, strict=True):
-        torch.testing.assert_close(spelt_out(rows, TOKENS), value)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_contract_reads_every_coefficient_once(kind):
-    rows, values = random_rows(TOKENS, WIDTH, **KINDS[kind]), random(TASKS, TOKENS, WIDTH, seed=3)
-    expected = torch.einsum("tgrnf,tnf->tgr", spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1), values)
-    torch.testing.assert_close(rows.contract(values), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compose_is_the_lower_bound_of_every_row(kind):
-    rows, form = random_rows(TOKENS, WIDTH, **KINDS[kind]), random_form(4)
-    full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1)
-    bound = torch.einsum("tgrnf,tnfd->tdgr", full.clamp(min=0), form.lower)
-    bound = bound + torch.einsum("tgrnf,tnfd->tdgr", full.clamp(max=0), form.upper)
-    exact = torch.einsum("tgrnf,tnfd->tdgr", full, form.lower)
-    for chosen, expected in ((form, bound), (Form.exactly(form.lower), exact)):
-        coefs, constant = chosen.compose(rows)
-        torch.testing.assert_close(coefs, expected[:, :-1])
-        torch.testing.assert_close(constant, expected[:, -1])
 
 
 # --- relaxed pieces: the bound of every row spelt out -------------------------------------------------------
@@ -330,6 +234,9 @@ def test_planes_pull(name, kind, shared, thin):
     assert to_x.groups == to_y.groups == rows.groups
     assert to_x.diagonal == rows.diagonal
     assert to_y.diagonal == (rows.diagonal and isinstance(op, Rescale))
+    alone, same_bias = piece.pull_x(rows)
+    assert torch.equal(alone.coefs, to_x.coefs)
+    assert torch.equal(same_bias, bias)
 
 
 @pytest.mark.parametrize(("shared", "thin"), [(True, True), (False, True), (False, False)])

@@ -1,0 +1,93 @@
+"""A network on one sentence: all that bounds need to know of it before anything moves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from buffet.bounds.pieces import Piece, exact_piece
+from buffet.program import Add, Affine, Center, Mix, Pool, Program, Scores, Softmax
+
+HUGE, CANCELLING = 1e4, 16.0
+"""Scores beyond this, or a common part so many times larger than the rest, are for double precision."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A program that ends in margins, with its clean run on one sentence (both float64)."""
+
+    program: Program
+    clean: list[Tensor]
+    _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
+
+    @cached_property
+    def tame(self) -> bool:
+        """Whether single precision can carry the sums over this network.
+
+        Not if scores are huge, or a LayerNorm takes off a common part much larger than what it leaves: the
+        allowance for rounding is relative to a result, and such sums nearly cancel.
+        """
+        nodes = self.program.nodes
+        summed = {i for n in nodes if isinstance(n.op, Add | Center) for i in n.inputs}
+        for index, (node, value) in enumerate(zip(nodes, self.clean, strict=True)):
+            if isinstance(node.op, Scores) and not bool(value.abs().max() < HUGE):
+                return False
+            if isinstance(node.op, Center):
+                before = self.clean[node.inputs[0]]
+                if not bool(before.abs().max() <= CANCELLING * value.abs().max()):
+                    return False
+            if index in summed and isinstance(node.op, Affine) and node.op.common > CANCELLING:
+                return False
+        return True
+
+    def exact(self, dtype: torch.dtype) -> list[Piece | None]:
+        """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
+        if dtype not in self._exact:
+            # The pieces outlive the call: ordinary tensors, even if this call needs no gradients.
+            with torch.inference_mode(False):
+                self._exact[dtype] = [
+                    exact_piece(n.op, tuple(self.clean[i] for i in n.inputs), dtype)
+                    for n in self.program.nodes
+                ]
+        return self._exact[dtype]
+
+
+def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
+    """Coefficients that one feature of `root` (at all its tokens) has at the widest node on the way down."""
+    return max(row_entries(scene, root, stops))
+
+
+def row_entries(scene: Scene, root: int, stops: Collection[int]) -> Iterator[int]:
+    """Coefficients that one feature of `root` (at all its tokens) has at every node on the way down.
+
+    Rows read only their own token until they pass through attention; from there on every token.
+    """
+    groups = scene.clean[root].shape[0]
+    pending = {root: False}
+    for index in range(root, -1, -1):
+        if index not in pending:
+            continue
+        dense = pending.pop(index)
+        tokens, features = scene.clean[index].shape
+        yield (tokens if dense else 1) * features * groups
+        if index not in stops:
+            node = scene.program.nodes[index]
+            mixes = isinstance(node.op, Scores | Mix) or (
+                isinstance(node.op, Pool) and node.op.kind == "mean"
+            )
+            for source in node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs:
+                pending[source] = pending.get(source, False) or dense or mixes
+
+
+def together(program: Program, nodes: frozenset[int]) -> dict[int, tuple[int, ...]]:
+    """For each of the nodes, those that are substituted in one go: affine maps of the same value."""
+    groups: dict[int, list[int]] = {}
+    for n in sorted(nodes):
+        node = program.nodes[n]
+        key = node.inputs[0] if isinstance(node.op, Affine) else -n
+        groups.setdefault(key, []).append(n)
+    return {n: tuple(group) for group in groups.values() for n in group}
