@@ -7,7 +7,6 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from test_sweep_rows import row
 
 from buffet import LpBall, load, radius
 from buffet.attack import AttackSettings, attacked_radius
-from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.experiments import Progress, Row, SweepConfig, read_rows, summarise, sweep
 from buffet.experiments.summary import markdown
 from buffet.experiments.workers import Failed, LocalFleet, LocalWorker, News, Ready, execute
+from command_line import Run, runner
 from tiny_checkpoint import write_model, write_sentences
 
 
@@ -261,17 +260,9 @@ def numbers(path: Path) -> dict[str, tuple[float | None, ...]]:
 # ------------------------------------------------------------------------------------------- commands
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def invoke(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return invoke
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner(capsys, monkeypatch)
 
 
 CONFIG = """
