@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float
@@ -107,7 +107,7 @@ class Method:
                 propagation,
                 dtype=dtype,
                 chunk_bytes=chunk_bytes,
-                sharpen=Tuning(control=control) if self.optimise == "tuned" else Bounds.boxes_of,
+                sharpen=Tuning(self.steps, control=control) if self.optimise == "tuned" else Bounds.boxes_of,
                 deadline=deadline,
             )
 
@@ -212,10 +212,14 @@ def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
     boxes = {i: Box(box.lower.clone(), box.upper.clone()) for i, box in bounds.boxes.items()}
     bounds = replace(bounds, boxes=boxes, deadline=None)
 
-    lagrangian = Lagrangian.over(bounds)
-
+    lagrangian = cache(lambda: Lagrangian.over(bounds))  # not needed where everything is known already
     shares = learn(
-        bounds, lagrangian.margins, learning, products_only=False, control=control, dtype=lagrangian.dtype
+        bounds,
+        lambda sheet: lagrangian().margins(sheet),
+        learning,
+        products_only=False,
+        control=control,
+        dtype=torch.float32,
     )
     exact = bounds.relaxed(Relaxer(learned=shares), torch.float64)
     return clean + exact.margin(exact.locals)

@@ -18,6 +18,7 @@ from buffet.attack import AttackSettings, attacked_radius
 from buffet.driver import TOLERANCE, Begin, Driver, Prover, Query
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
+from buffet.program import Mix
 from buffet.regions import LpBall, Region
 from buffet.strategies import STRATEGIES, Shape, Strategy, hopeless
 from buffet.verify import (
@@ -34,9 +35,10 @@ LARGEST_RADIUS = 1e4
 ATTACK_SHARE = 0.25
 """The most of a budget that attacks may take before the search begins."""
 GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
-SMALL_SHARE = 0.16
-"""Radii are expected between this share of the attacked one and that itself."""
-MIDDLE, BEYOND_QUICK = 0.5, 0.4
+SMALL_SHARE, LOST = 0.9, 0.8
+"""Radii are expected between this share of the attacked one, smaller by a factor of exp(−0.8) for every
+layer, and that itself."""
+MIDDLE, BEYOND_QUICK = 0.33, 0.4
 """How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
 ROUGH = 0.05
 """The tolerance of searches that only lead to others."""
@@ -175,7 +177,9 @@ def radius(
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick
-    ranges = [(SMALL_SHARE * size, size) for size in scale.tolist()]
+    layers = sum(isinstance(node.op, Mix) for node in model.program64.nodes)
+    small = SMALL_SHARE * math.exp(-LOST * layers)
+    ranges = [(small * size, size) for size in scale.tolist()]
     place = MIDDLE
     if quick and (helper := Prover(query, quick)).fits:
         asked, accuracy = ranges, tolerance
@@ -189,7 +193,7 @@ def radius(
         tried = zip(driver.brackets[: len(asked)], asked, strict=True)
         found = [b.certified / high if high > 0 else 0.0 for b, (_, high) in tried]
         found += found[:1] * (len(ranges) - len(asked))
-        ranges = [((f or SMALL_SHARE) * high, high) for f, (_, high) in zip(found, ranges, strict=True)]
+        ranges = [((f or small) * high, high) for f, (_, high) in zip(found, ranges, strict=True)]
     if chosen.optimise == "all":
         driver.improve(prover)
     else:

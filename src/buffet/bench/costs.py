@@ -21,7 +21,7 @@ from buffet.bounds.keys import pays, splits
 from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
 from buffet.bounds.scene import Scene, together, widest_rows
 from buffet.devices import device_named
-from buffet.learning.tuning import Tuning
+from buffet.learning.tuning import Tuning, learns
 from buffet.loading.network import build_program
 from buffet.methods import Method
 from buffet.program import (
@@ -222,10 +222,10 @@ class _Walk:
         work = self.pull(root, _Rows(tokens, 2 * features), stops)
         peak = ALIVE * max(Engine().chunk, widest) + self.forms()
         work = replace(work, kernels=work.kernels * chunks, peak_bytes=peak)
-        if self.method.optimise == "tuned":
-            sample = Tuning().sample(tokens)
-            step = self.pull(root, _Rows(tokens, 2 * min(sample, features)), stops)
-            work += step.times(GRADIENT * Tuning().steps)
+        if self.method.optimise == "tuned" and learns(self.nodes, group[0], root):
+            tuning = Tuning(self.method.steps)
+            step = self.pull(root, _Rows(tokens, 2 * min(tuning.sample(tokens), features)), stops)
+            work += step.times(GRADIENT * tuning.each)
         return work
 
     def pull(self, root: int, rows: _Rows, stops: frozenset[int]) -> Estimate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from buffet.bounds.choices import PRODUCTS
@@ -99,7 +98,10 @@ def certify(
     optimise: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"Replace what is learned: {', '.join(MODES)}.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Steps of the optimiser.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps of the optimiser; with **buffet** more of them prove more."),
+    ] = None,
     rate: Annotated[float | None, typer.Option(metavar="R", help="Its learning rate (Adam).")] = None,
     start: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"The α it starts from: {', '.join(STARTS)}.")
@@ -154,13 +156,13 @@ def certify(
     ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the attack.")] = 0,
     threads: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
-            help="Threads. With backward and buffet each bounds a word of its own; else more than one helps"
-            " large models, and slows small ones.",
+            help="Cores to use. With **backward** and **buffet** every core bounds a word of its own; by"
+            " default they use all. Other methods use one: more help large models, and slow small ones.",
         ),
-    ] = 1,
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -206,6 +208,7 @@ def certify(
         attack=not no_attack,
         seed=within("--seed", seed, 0, 2**63 - 1),
         memory=None if memory is None else parse_memory(memory),
+        threads=None if threads is None else within("--threads", threads, 1, 4096),
         device=str(device_named(device)),
     )
     request.chosen  # noqa: B018 (an unknown part is an error before any work)
@@ -218,7 +221,6 @@ def certify(
     for path in (html, trace, certificate):
         if path is not None:
             check_writable(path)
-    torch.set_num_threads(within("--threads", threads, 1, 4096))
     with progress_bar("certifying") as progress:
         report = run(request, progress)
         if certificate is not None and report.verdict == "certified":

@@ -23,6 +23,7 @@ from buffet.learning.control import Control
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
+from buffet.parallel import cores
 from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
@@ -63,6 +64,7 @@ class Request:
     attack: bool
     seed: int
     memory: int | None
+    threads: int | None  # None: one, or where words can be worked on at the same time all there are
     device: str
 
     @property
@@ -92,10 +94,15 @@ class Request:
 
 
 def run(request: Request, progress: Progress) -> CertifyReport:
-    """Answer the request; the same request gives the same numbers, up to the split over threads."""
+    """Answer the request; the same request gives the same numbers, up to the split over threads.
+
+    Sets how many threads PyTorch uses.
+    """
     model = load(request.model).to(torch.device(request.device))
     encoding = model.encode(request.text)
     tasks = parse_words(request.words, encoding, special=request.special)
+    apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
+    torch.set_num_threads(request.threads or (min(cores(), len(tasks)) if apart else 1))
     x = model.embed(request.text)
     logits = model.program64.evaluate(x.double())
     regions = [LpBall(x, group, request.norm) for group in _by_size(tasks)]

@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 
 from buffet.errors import BuffetError
+from buffet.parallel import cores
 
 STILLBORN = 3
 """Workers that may die one after the other before they are ready: after that, none will live."""
@@ -242,11 +243,6 @@ class LocalFleet:
         worker.process.kill()
         worker.process.join()
         worker.line.close()
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _receive(worker: LocalWorker) -> News:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from buffet.learning.adam import Adam
 from buffet.learning.control import Control
 from buffet.learning.sheet import Sheet
 from buffet.learning.starts import initial_shares
-from buffet.program import Scores, Softmax
+from buffet.program import Node, Scores, Softmax
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,17 @@ class Tuning:
     what the groups before it have learned; shares of another word would be a much worse start.
     """
 
+    steps: int = 40  # for the margin; every group takes a tenth
     rows: int = 24  # sampled, over all tokens
-    steps: int = 4  # for every group: half of what they all can gain together
     near: float = 0.15  # within this relative distance of the ε they were learned at, shares are kept
     rate: float = 0.15  # of Adam
     control: Control = field(default_factory=Control)
     carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
+
+    @property
+    def each(self) -> int:
+        """The steps of every group. Four bring half of what forty can gain, which cost ten times as much."""
+        return math.ceil(self.steps / 10)
 
     def sample(self, tokens: int) -> int:
         """How many features of a node with so many tokens are learned on."""
@@ -40,8 +46,7 @@ class Tuning:
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         memory, target = self.control.memory, nodes[0]
-        # Scores, their differences and weights take what queries and keys have learned.
-        follows = any(isinstance(bounds.nodes[n].op, Scores | Softmax) for n in (target, root))
+        follows = not learns(bounds.nodes, target, root)
         known = memory.shares_of(bounds.region, target, self.near) if memory and not follows else None
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
@@ -49,7 +54,7 @@ class Tuning:
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
         generator = torch.Generator().manual_seed(root)
         sample = torch.randperm(features, generator=generator)[: self.sample(len(bounds.clean[root]))]
-        steps = 0 if follows or known else self.steps
+        steps = 0 if follows or known else self.each
         sheet = Sheet(shares)
         adam = Adam(sheet, self.rate)
         for _ in range(steps):
@@ -71,3 +76,11 @@ class Tuning:
             self.control.learned[target] = learned
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         return tuned.boxes_of(nodes, tuned.locals)
+
+
+def learns(nodes: Sequence[Node], target: int, root: int) -> bool:
+    """Whether a node whose rows start at `root` has shares of its own.
+
+    Scores, their differences and weights take what queries and keys have learned.
+    """
+    return not any(isinstance(nodes[n].op, Scores | Softmax) for n in (target, root))
