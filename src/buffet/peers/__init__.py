@@ -1,4 +1,5 @@
-"""Other verifiers, run on the same networks in the same process. None of them is a dependency.
+"""Other verifiers, run on the same networks in the same process. None of them is a dependency; one of them,
+zonotopes, is written here from its paper.
 
 A peer is a small adapter: how a method of ours is called there, and how it bounds the margins of a plain
 PyTorch module (`plain.PlainNetwork`), which is checked to compute what our program computes.
@@ -31,7 +32,10 @@ from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.peers.plain import PlainNetwork
 
-PEERS: Mapping[str, str] = {"auto_LiRPA": "buffet.peers.auto_lirpa"}
+PEERS: Mapping[str, str] = {
+    "auto_LiRPA": "buffet.peers.auto_lirpa",
+    "zonotope": "buffet.peers.zonotope",
+}
 """The name of every peer, and the module of its adapter, which has a `peer` function."""
 
 

@@ -30,7 +30,7 @@ class PlainNetwork(nn.Module):
 
     def __init__(self, program: Program, rows: Float[Tensor, "tokens width"], word: int) -> None:
         super().__init__()
-        self.program = program
+        self.program, self.word = program, word
         tokens, width = rows.shape
         # All rows as one affine function of δ: tracers know that better than writing to one row.
         place = torch.zeros(tokens, width, width, dtype=rows.dtype, device=rows.device)
