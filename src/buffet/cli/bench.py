@@ -64,7 +64,11 @@ def bench(
     ] = None,
     peer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Also run another verifier on the same networks: **auto_LiRPA**."),
+        typer.Option(
+            metavar="NAME",
+            help="Also run another verifier on the same networks: **auto_LiRPA**, if it is installed, or "
+            "**zonotope** (as DeepT-Fast, comes with buffet).",
+        ),
     ] = None,
     estimated: Annotated[
         bool, typer.Option("--estimate", help="Measure nothing but M: say what the cost model expects.")

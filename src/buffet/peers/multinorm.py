@@ -2,9 +2,10 @@
 
     x = c + A·φ + B·ε    with ‖φ_d‖_p ≤ 1 for every moved word d, and ε ∈ [−1, 1]^E
 
-An entry lies within ``c ± (Σ_d ‖A_d‖_q + ‖B‖_1)``, 1/p + 1/q = 1. Affine maps are exact. A function is replaced
-by a line and a symbol of its own that covers the distance; so is the quadratic part of a product. The lines and
-the bounds of products are those of DeepT-Fast (Bonaert et al., PLDI 2021). All is float64.
+An entry lies within ``c ± (Σ_d ‖A_d‖_q + ‖B‖_1)``, 1/p + 1/q = 1. Affine maps are exact. A function is
+replaced by a line, and a symbol of its own covers the distance; so it does for the quadratic part of a
+product. The lines and the bounds of products are those of DeepT-Fast (Bonaert et al., PLDI 2021). All is
+float64.
 """
 
 from __future__ import annotations
@@ -56,24 +57,20 @@ class Zonotope:
         """How far the moves and the noise take an entry from the centre, each for itself."""
         return _reach(self.moves, self.q), _total(self.noise)
 
+    def radius(self) -> Float[Tensor, "*entries"]:
+        """How far they take it together."""
+        moves, noise = self.reach()
+        return moves + noise
+
     def box(self) -> tuple[Float[Tensor, "*entries"], Float[Tensor, "*entries"]]:
         """The smallest and the largest value of every entry."""
-        moves, noise = self.reach()
-        radius = moves + noise
+        radius = self.radius()
         return (self.center - radius).clamp_min(self.least), (self.center + radius).clamp_min(self.least)
 
     def map(self, linear: Linear, bias: Tensor | float = 0.0) -> Zonotope:
         """``linear(x) + bias``; the function keeps all axes in front of those of the value."""
         center, moves, noise = (linear(v) for v in self.parts)
         return Zonotope(center + bias, moves, noise, self.q)
-
-    def padded(self, symbols: int) -> Zonotope:
-        """The same value, knowing of more symbols."""
-        missing = symbols - self.symbols
-        if missing <= 0:
-            return self
-        zeros = self.noise.new_zeros(missing, *self.center.shape)
-        return replace(self, noise=torch.cat([self.noise, zeros]))
 
     def plus(self, other: Zonotope) -> Zonotope:
         """The sum, entry by entry."""
@@ -87,15 +84,16 @@ class Zonotope:
         fresh = (radius != 0).flatten().nonzero()[:, 0]
         noise = radius.new_zeros(used + len(fresh), radius.numel())
         noise[: self.symbols] = self.noise.flatten(1)
-        noise[used + torch.arange(len(fresh)), fresh] = radius.flatten()[fresh]
+        noise[used + torch.arange(len(fresh), device=fresh.device), fresh] = radius.flatten()[fresh]
         return replace(self, noise=noise.unflatten(1, radius.shape))
 
     def reduced(self, symbols: int) -> Zonotope:
-        """At most so many of the symbols with the largest coefficients, the others one for every entry.
+        """Only so many symbols, those with the largest coefficients, and one for every entry for the rest.
 
-        This is DeepT's DecorrelateMin_k. The new symbols have nothing to do with those of other values.
+        This is DeepT's DecorrelateMin_k, left out where there would be no fewer symbols than before. The new
+        ones have nothing to do with those of other values.
         """
-        if self.symbols <= symbols:
+        if self.symbols <= symbols + self.center.numel():
             return self
         order = self.noise.abs().flatten(1).sum(1).argsort(descending=True)
         kept, rest = self.noise[order[:symbols].sort().values], self.noise[order[symbols:]]
@@ -132,7 +130,7 @@ class Line:
 
 
 def _between(slope: Tensor, lowest: Tensor, highest: Tensor, varies: Tensor) -> Line:
-    """The line in the middle, if ``f − slope·x`` ranges from lowest to highest; exact where nothing varies."""
+    """The line in the middle if ``f − slope·x`` ranges from lowest to highest; exact where nothing varies."""
     slack = (highest - lowest).clamp_min(0) / 2 + ROUNDINGS * (lowest.abs() + highest.abs())
     return Line(slope, (lowest + highest) / 2, torch.where(varies, slack, 0.0))
 
@@ -205,10 +203,10 @@ LINES: Mapping[str, Callable[[Tensor, Tensor], Line]] = {
 def product(op: Bilinear, x: Zonotope, y: Zonotope, used: int) -> Zonotope:
     """``scale · Σ x·y``: what is affine in the symbols is exact, the rest is one more symbol per entry.
 
-    The remainder ``Σ_k (A₁φ + B₁ε)_k (A₂φ + B₂ε)_k`` has four parts. Where φ takes part its dual norm is taken
-    last, ``|Σ_k (A₁φ)_k r_k| ≤ Σ_d ‖Σ_k |A₁|_kd r_k‖_q`` with r_k the reach of the other factor; of the two
-    orders for φ·φ the better one counts. For ε·ε alone it is ``Σ_k ‖B₁‖_1 ‖B₂‖_1``. (That ``ε_e² ∈ [0, 1]`` was
-    tried: it costs a product more and raises margins of trained encoders by less than 1 %.)
+    The remainder ``Σ_k (A₁φ + B₁ε)_k (A₂φ + B₂ε)_k`` has four parts. Where φ takes part its dual norm is
+    taken last, ``|Σ_k (A₁φ)_k r_k| ≤ Σ_d ‖Σ_k |A₁|_kd r_k‖_q`` with r_k the reach of the other factor; of the
+    two orders for φ·φ the better one counts. For ε·ε it is ``Σ_k ‖B₁‖_1 ‖B₂‖_1``. (That ``ε_e² ∈ [0, 1]`` was
+    tried: it costs a product more, and raises margins of trained encoders by less than 1 %.)
     """
     x, y = x.map(lambda v: op.split(v, op.x)), y.map(lambda v: op.split(v, op.y))
     symbols = max(x.symbols, y.symbols)
@@ -246,7 +244,7 @@ def softmax(scores: Zonotope, heads: int, used: int) -> Zonotope:
     """
     s = scores.map(lambda v: v.unflatten(-1, (heads, -1)))
     line = exp_line(*_difference_box(s))
-    own = torch.eye(s.center.shape[-1], dtype=torch.bool)
+    own = torch.eye(s.center.shape[-1], dtype=torch.bool, device=s.center.device)
     slope = line.slope.masked_fill(own, 0.0)  # exp(s_i − s_i) = 1
     through = slope - torch.diag_embed(slope.sum(-1))
     bias = 1 + line.shift.masked_fill(own, 0.0).sum(-1)
@@ -273,8 +271,10 @@ def _summing_to_one(p: Zonotope) -> Zonotope:
     """Entries of softmax rows, each replaced by ``1 − the others`` where that is narrower.
 
     In between, ``p_i − t·(Σp − 1)`` is just as sound for every t, but what is narrowest is one or the other:
-    the sum depends on the symbols of the entries' own errors, hardly on any other.
+    the sum depends on the symbols of the entries' own errors, hardly on any other. (DeepT does so with one
+    entry, and from the sum also narrows the ranges of symbols, which divides by small coefficients.)
     """
     rest = p.map(lambda v: v - v.sum(-1, keepdim=True), 1.0)
-    swap = sum(rest.reach()) < sum(p.reach())
-    return Zonotope(*(torch.where(swap, r, v) for r, v in zip(rest.parts, p.parts, strict=True)), p.q)
+    swap = rest.radius() < p.radius()
+    center, moves, noise = (torch.where(swap, r, v) for r, v in zip(rest.parts, p.parts, strict=True))
+    return Zonotope(center, moves, noise, p.q)

@@ -46,8 +46,10 @@ from buffet.strategies import Strategy, hopeless, secant
 from buffet.verify import Classifier, clean_answer
 
 SYMBOLS = 6000
-"""Noise symbols kept at the input of a block; DeepT keeps 14000, on a GPU. A block of 16 tokens × 128 features
-adds about 6000 to them, of 16 kB each."""
+"""Noise symbols kept at the input of a block, beside one for every entry; DeepT keeps 14000, on a GPU.
+
+A block of 16 tokens × 128 features adds up to 8000, of 16 kB each in every value, about four at a time: 1 GB.
+"""
 GUESS, GUESS_ATTACK = 0.3, AttackSettings(steps=10, restarts=1)
 """Radii are looked for first at this share of what a short attack breaks."""
 
@@ -117,7 +119,7 @@ def _start(region: LpBall) -> Zonotope:
     tokens, width = center.shape
     (rows,) = region.moved
     moves = center.new_zeros(len(rows), width, tokens, width)
-    entry = torch.arange(width)
+    entry = torch.arange(width, device=center.device)
     for word, row in enumerate(rows):
         moves[word, entry, row, entry] = region.eps[0]
     if math.isinf(region.p):
