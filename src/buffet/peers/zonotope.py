@@ -201,7 +201,7 @@ class ZonotopePeer:
     def method_for(self, case: BenchCase) -> str | None:
         chosen = case.chosen
         plain = chosen.optimise == "none" and chosen.window is None and chosen.propagation != "interval"
-        return "DeepT-Fast" if plain and case.words == 1 else None
+        return "zonotope" if plain and case.words == 1 else None
 
     def prepare(self, case: BenchCase, network: PlainNetwork) -> Callable[[], Tensor]:
         rows = network.rows.detach().unflatten(0, (-1, network.place.shape[1])).double()
