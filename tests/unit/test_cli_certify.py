@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from buffet.cli import request
 from buffet.loading.checkpoint import write_checkpoint
 from buffet.loading.config import ModelConfig
 from buffet.loading.tokenizer import word_level
@@ -158,6 +159,22 @@ def test_options_reach_the_engine(run: Run, tiny: Path) -> None:
     assert outcome.code == 0
     assert (query["propagation"], query["window"], query["search"]) == ("backward", 1, "bisection")
     assert (query["threads"], query["memory"], query["norm"]) == (1, 64 << 20, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        (["--method", "lse"], 1),
+        (["--method", "backward"], 3),
+        (["--method", "backward", "--words", "1"], 1),
+        (["--method", "backward", "--memory", "64MB"], 1),
+        (["--method", "backward", "--threads", "2"], 2),
+    ],
+)
+def test_all_cores_are_used_where_words_can_be_worked_on_apart(run, tiny, monkeypatch, options, threads):
+    monkeypatch.setattr(request, "cores", lambda: 64)
+    outcome = certify(run, tiny, "--words", "1,2,3", *options, "--no-attack", "--json")
+    assert json.loads(outcome.out)["query"]["threads"] == threads
 
 
 def test_special_tokens_move_only_when_asked(run: Run, tiny: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from buffet.loading import ModelConfig
 from buffet.random_models import RandomModel, random_model
 from buffet.regions import Box, LpBall
 from buffet.search import LARGEST_RADIUS, radius
-from buffet.strategies import SMALLEST_RADIUS, STRATEGIES, Bracket
+from buffet.strategies import SMALLEST_RADIUS, STRATEGIES, Bracket, Curve, secant, straight
 from buffet.verify import Engine, verify
 
 Margin = Callable[[float], float]
@@ -359,3 +359,48 @@ def test_a_label_that_is_wrong_to_begin_with_has_radius_0_by_every_kind_of_searc
     wrong = 1 - int(model.program64.evaluate(x.double()).argmax())
     found = radius(model, LpBall(x, [[0], [1]], 2), method, label=wrong)
     assert [(task.certified, task.attacked, task.evaluations) for task in found.tasks] == [(0.0, 0.0, 0)] * 2
+
+
+def test_the_steepness_of_a_power_is_that_power():
+    curve = Curve(2.0)
+    assert math.isnan(curve.steepness())
+    for eps in (0.1, 0.2, 0.21):
+        curve = curve.after(eps, 2.0 * (1 - (eps / 0.25) ** 3))
+    assert curve.steepness() == pytest.approx(3.0)
+
+
+def test_what_is_close_by_the_shape_of_another_search_ends_it_at_once():
+    """The least of the powers seen counts, and a distance by it a quarter more."""
+    shape = straight([5.0, NAN, 4.0])
+    assert shape is not None
+    assert shape(-0.4) == pytest.approx(-0.1)
+    assert straight([NAN]) is None
+
+    def after(deficit: float) -> Generator[float, float, Bracket]:
+        search = secant(1.0, 0.1, 0.02, 1.0, shape)
+        assert next(search) == 0.1
+        search.send(1 - deficit)
+        return search
+
+    with pytest.raises(StopIteration):  # the root is 1.3 % further, by the fourth power
+        after(0.95)
+    assert after(0.9)  # 2.7 %
+
+
+def test_rivals_are_first_asked_in_single_precision_only(monkeypatch):
+    """Where it is too narrow for a rival, its bounds are wide: no second try in double precision."""
+    from buffet import driver
+
+    widened: list[bool] = []
+    original = driver.bound_margins
+
+    def seen(model, region, method, label, engine, *rest):
+        widened.append(engine.widen)
+        return original(model, region, method, label, engine, *rest)
+
+    monkeypatch.setattr(driver, "bound_margins", seen)
+    monkeypatch.setattr(driver, "side_by_side", lambda work, items, done=None: [work(i) for i in items])
+    found = radius(small_model(), LpBall(sentence(), [[0]], 2), "buffet", steps=5, attack=False)
+    assert found.certified > 0
+    assert widened[0]
+    assert not all(widened)
