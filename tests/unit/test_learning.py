@@ -98,9 +98,11 @@ def test_a_budget_is_kept_and_what_it_proves_is_proven():
     """Out of time, the flagship still answers with what its quick rivals have proven."""
     model, region = encoder(0), ball(0, 0.05)
     start = time.perf_counter()
-    found = radius(model, region, "buffet", attack=False, budget=5.0)
-    assert time.perf_counter() - start < 15
     quick = radius(model, region, "lse", attack=False)
+    budget = max(5.0, 5 * (time.perf_counter() - start))  # on a busy machine that may be much
+    start = time.perf_counter()
+    found = radius(model, region, "buffet", attack=False, budget=budget)
+    assert time.perf_counter() - start < 3 * budget
     for ours, theirs in zip(found.tasks, quick.tasks, strict=True):
         assert ours.certified >= theirs.certified * 0.99 > 0
     sizes = [task.certified for task in found.tasks]
