@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.forms import Form
+from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes, rule
 from buffet.bounds.relaxations import Side, relax, slope_range
 from buffet.bounds.softmax import softmax_piece
 from buffet.bounds.substitution import Bounds
-from buffet.program import Apply, Bilinear, Node, Softmax
+from buffet.program import Apply, Bilinear, Mix, Node, Softmax
 from buffet.regions import LpBall
 
 Shares = dict[str, Tensor]
@@ -63,9 +64,46 @@ class Relaxer:
         assert isinstance(node.op, Bilinear)
         x, y = node.inputs
         forms = _form(bounds, x), _form(bounds, y)
-        if all(form.exact for form in forms) and isinstance(bounds.region, LpBall):
+        if all(form.exact or form.still for form in forms) and isinstance(bounds.region, LpBall):
             return 0.0, 0.0  # ranges of exact forms over a ball are symmetric: all ties
-        return rule(node.op, bounds.boxes[x], bounds.boxes[y], *forms, bounds.least_sums)
+        boxes = bounds.boxes[x], bounds.boxes[y]
+        if isinstance(node.op, Mix) and y in bounds.locals:
+            return _of_moved(node.op, boxes, forms, bounds)
+        return rule(node.op, *boxes, *forms, bounds.least_sums)
+
+
+def _of_moved(
+    op: Mix, boxes: tuple[Box, Box], forms: tuple[Form, Form], bounds: Bounds
+) -> tuple[Tensor, Tensor]:
+    """The rule where only the moved rows of the values vary: of the others any α gives the same, so 0."""
+    moved = bounds.region.moved  # tasks × words
+
+    def weights(v: Tensor) -> Tensor:
+        """Those of the moved tokens, of ``[tasks, tokens, heads · keys, …]``."""
+        v = v.unflatten(2, (op.heads, -1))
+        return v.take_along_dim(moved.view(len(moved), 1, 1, -1, *[1] * (v.ndim - 4)), 3).flatten(2, 3)
+
+    def values(v: Tensor) -> Tensor:
+        return v.take_along_dim(moved.view(*moved.shape, *[1] * (v.ndim - 2)), 1)
+
+    (x, y), (x_form, y_form) = boxes, forms
+    chosen = rule(
+        op,
+        Box(weights(x.lower), weights(x.upper)),
+        Box(values(y.lower), values(y.upper)),
+        Form.between(weights(x_form.lower), weights(x_form.upper)),
+        Form.between(values(y_form.lower), values(y_form.upper)),
+        bounds.least_sums,
+    )
+    tokens = y.lower.shape[1]
+
+    def everywhere(alpha: Tensor) -> Tensor:
+        """From terms ``[tasks, i, h, words, k]`` to those of all tokens."""
+        full = alpha.new_zeros(*alpha.shape[:3], tokens, alpha.shape[4])
+        return full.scatter_(3, moved[:, None, None, :, None].expand_as(alpha), alpha)
+
+    lower, upper = (everywhere(alpha) for alpha in chosen)
+    return lower, upper
 
 
 def _form(bounds: Bounds, index: int) -> Form:

@@ -104,6 +104,11 @@ class Form:
     def exact(self) -> bool:
         return len(self.sides) == 1
 
+    @property
+    def still(self) -> bool:
+        """Whether nothing moves."""
+        return not bool(self.sides.any())
+
     def compose(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Lower linear bounds ``A⁺·lower + A⁻·upper`` of the rows: coefficients of δ, and constants."""
         if self.exact:
