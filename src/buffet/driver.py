@@ -173,9 +173,10 @@ class Driver:
             far = 1.0 if rival.optimise == "all" else CLOSE
             if self.expired or not margin > -far * clean:
                 continue
-            prove, eps = Prover(query, rival), sizes()
-            answers = prove(range(len(eps)), eps)
-            self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None)
+            if (prove := Prover(query, rival)).fits:
+                eps = sizes()
+                answers = prove(range(len(eps)), eps)
+                self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None)
 
     @property
     def expired(self) -> bool:

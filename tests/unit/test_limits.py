@@ -97,6 +97,7 @@ def test_groups_of_words_share_what_is_left_of_a_budget(tmp_path, capsys):
         attack=False,
         seed=0,
         memory=None,
+        threads=None,
         device="cpu",
     )
     assert _until(request, time.perf_counter() + 800.0, 0.25).budget == pytest.approx(200.0, rel=0.1)
