@@ -222,7 +222,7 @@ class _Walk:
         work = self.pull(root, _Rows(tokens, 2 * features), stops)
         peak = ALIVE * max(Engine().chunk, widest) + self.forms()
         work = replace(work, kernels=work.kernels * chunks, peak_bytes=peak)
-        if self.method.optimise == "tuned" and learns(self.nodes, group[0], root):
+        if self.method.optimise == "tuned" and learns(first):
             tuning = Tuning(self.method.steps)
             step = self.pull(root, _Rows(tokens, 2 * min(tuning.sample(tokens), features)), stops)
             work += step.times(GRADIENT * tuning.each)

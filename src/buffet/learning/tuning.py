@@ -46,7 +46,7 @@ class Tuning:
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         memory, target = self.control.memory, nodes[0]
-        follows = not learns(bounds.nodes, target, root)
+        follows = not learns(bounds.nodes[target])
         known = memory.shares_of(bounds.region, target, self.near) if memory and not follows else None
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
@@ -78,9 +78,6 @@ class Tuning:
         return tuned.boxes_of(nodes, tuned.locals)
 
 
-def learns(nodes: Sequence[Node], target: int, root: int) -> bool:
-    """Whether a node whose rows start at `root` has shares of its own.
-
-    Scores, their differences and weights take what queries and keys have learned.
-    """
-    return not any(isinstance(nodes[n].op, Scores | Softmax) for n in (target, root))
+def learns(node: Node) -> bool:
+    """Whether a node has shares of its own: scores and weights take what others before them have learned."""
+    return not isinstance(node.op, Scores | Softmax)
