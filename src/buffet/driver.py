@@ -169,7 +169,10 @@ class Driver:
             prove = Prover(rough, rival.plain())
             return prove([0], sizes()[:1])[0] if prove.fits and not self.expired else math.nan
 
-        for rival, margin in zip(rivals, side_by_side(first, rivals), strict=True):
+        # Not at the same time where someone counts the bytes.
+        counted = query.engine.memory is not None
+        margins = [first(rival) for rival in rivals] if counted else side_by_side(first, rivals)
+        for rival, margin in zip(rivals, margins, strict=True):
             far = 1.0 if rival.optimise == "all" else CLOSE
             if self.expired or not margin > -far * clean:
                 continue
