@@ -145,6 +145,8 @@ def test_growth_is_fitted_and_drawn() -> None:
     (line,) = curves(rows)
     assert (line.axis, line.sizes) == ("layers", (1, 3, 6))
     assert line.exponent("time") == pytest.approx(2)
+    elsewhere = [Row(shaped("backward", n, 8, 64), _measured(n)) for n in (1, 3)]
+    assert curves([*elsewhere, *rows]) == [line], "methods in one picture must have the other sizes in common"
     pictures = draw([line])
     assert pictures["growth.png"].startswith(b"\x89PNG")
     assert b"layers^2.00" in pictures["growth.svg"] or b"<svg" in pictures["growth.svg"]
@@ -210,6 +212,7 @@ def test_the_command_measures_compares_and_estimates(tmp_path: Path, capsys: pyt
         (["--limit", "0"], "--limit"),
         (["--fail-above", "2"], "--against"),
         (["--peer", "nobody"], "unknown peer"),
+        (["--peer", "zonotope", "--out", "somewhere"], "leave --out and --against out"),
         (["--peer", "auto_LiRPA"], "auto_LiRPA cannot be imported"),
         (["--against", "missing.json"], "missing.json"),
     ],

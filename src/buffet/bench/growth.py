@@ -44,6 +44,8 @@ class Curve:
 
 def curves(rows: Sequence[Row]) -> list[Curve]:
     """The curves through the centre, or else through the first shape there is, with two points or more."""
+    shapes = [row.case.shape for row in rows if row.measurement]
+    centre = CENTRE if CENTRE in shapes else next(iter(shapes), CENTRE)
     found = []
     by_method: dict[tuple[str, int, str], dict[tuple[int, int, int], Measurement]] = {}
     for row in rows:
@@ -51,7 +53,6 @@ def curves(rows: Sequence[Row]) -> list[Curve]:
             key = row.case.name, row.case.words, row.case.pooling
             by_method.setdefault(key, {})[row.case.shape] = row.measurement
     for (name, _, _), points in by_method.items():
-        centre = CENTRE if CENTRE in points else next(iter(points))
         for axis, label in enumerate(AXES):
             rest = centre[:axis] + centre[axis + 1 :]
             line = sorted(
@@ -66,6 +67,7 @@ def draw(lines: Sequence[Curve]) -> dict[str, bytes]:
     """Log-log plots, ``growth.svg`` and ``growth.png``: an axis of growth per column, a quantity per row."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator
     except ImportError:
         raise BuffetError("plots need matplotlib: pip install 'buffet[bench]'") from None
     figure: Any = Figure(figsize=(13, 11), layout="constrained")
@@ -90,6 +92,8 @@ def draw(lines: Sequence[Curve]) -> dict[str, bytes]:
             ticks = sorted({size for line in shown for size in line.sizes})
             axes.set_xticks(ticks, [str(size) for size in ticks])
             axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.grid(alpha=0.3)
             axes.legend(fontsize="x-small")
     return {f"growth.{kind}": _saved(figure, kind) for kind in PICTURES}

@@ -13,7 +13,7 @@ from rich.table import Table
 from buffet.bench.cases import NAMED, WINDOWED, BenchCase, Named, selection
 from buffet.bench.comparison import Change, compare
 from buffet.bench.costs import Machine, estimate
-from buffet.bench.growth import AXES, QUANTITIES, Curve, curves, draw
+from buffet.bench.growth import AXES, QUANTITIES, curves, draw
 from buffet.bench.running import Limits, Row, document, read_document, run_cases
 from buffet.cli.options import DEVICE_HELP, parse_memory
 from buffet.cli.terminal import print_json, print_table, progress_bar
@@ -89,6 +89,8 @@ def bench(
     """
     if fail_above is not None and not (against and 0 < fail_above < math.inf):
         raise BuffetError("--fail-above: give a ratio above 0, and --against with it")
+    if peer is not None and (out or against):
+        raise BuffetError("--peer: prints a comparison of its own; leave --out and --against out")
     old = _read(against) if against else None
     sizes = _numbers("--layers", layers), _numbers("--tokens", tokens), _numbers("--width", width)
     chosen = [name.strip() for name in methods.split(",")] if methods else []
@@ -103,12 +105,18 @@ def bench(
     if peer is not None:
         _peer(peer, cases, limits, device, json)
         return
-    rows = _measure(cases, limits, device)
-    found = document(rows, device)
-    if out:
-        _write(out, found, curves(rows))
+    rows: list[Row] = []
+    with progress_bar("measuring") as report:
+        for row in run_cases(cases, limits, device):
+            rows.append(row)
+            report(len(rows) / len(cases))
+            if out:  # an interruption leaves what was measured by then
+                _write(out, document(rows, device))
+    if out and (lines := curves(rows)):
+        for name, picture in draw(lines).items():
+            write_atomically(out / name, picture)
     if json:
-        print_json(found)
+        print_json(document(rows, device))
     elif old is None:
         _print(rows, named)
     if old is not None:
@@ -117,15 +125,6 @@ def bench(
             _print_changes(changes, notes)
         if fail_above is not None and any(c.real and c.ratio > fail_above for c in changes):
             raise typer.Exit(1)
-
-
-def _measure(cases: Sequence[BenchCase], limits: Limits, device: str) -> list[Row]:
-    rows: list[Row] = []
-    with progress_bar("measuring") as report:
-        for row in run_cases(cases, limits, device):
-            rows.append(row)
-            report(len(rows) / len(cases))
-    return rows
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -142,13 +141,11 @@ def _read(path: Path) -> list[Row]:
         raise BuffetError(f"{path}: no measurements; give a file that 'buffet bench --json' wrote") from None
 
 
-def _write(folder: Path, found: dict[str, object], lines: Sequence[Curve]) -> None:
+def _write(folder: Path, found: dict[str, object]) -> None:
     import json
 
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "bench.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
-    for name, picture in draw(lines).items() if lines else ():
-        write_atomically(folder / name, picture)
 
 
 def _table(*columns: str) -> Table:
@@ -176,7 +173,7 @@ def _print(rows: Sequence[Row], named: Sequence[Named]) -> None:
             table.add_row(*_sizes(row.case), *_costs(row))
         print_table(table)
         typer.echo()
-    if lines := curves(others or fixed):
+    if lines := curves(rows):
         table = _table("growth", *(f"{axis}: {quantity}" for axis in AXES for quantity in QUANTITIES))
         for method in dict.fromkeys(line.method for line in lines):
             by_axis = {line.axis: line for line in lines if line.method == method}
