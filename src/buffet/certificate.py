@@ -20,13 +20,14 @@ from torch import Tensor
 
 from buffet.bounds.choices import Shares
 from buffet.bounds.scene import Scene
+from buffet.branching import check_cuttable, cut
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.loading import Model
 from buffet.methods import Method, method_named
 from buffet.program import Node, Pool, Program
 from buffet.proof import ROOMS, Proof, Tensors, prove
-from buffet.regions import Box, CandidateSet, LpBall, Region
+from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
 from buffet.report import write_atomically
 from buffet.verify import QUICK_RIVALS, clean_answer, sized
 from buffet_checker import BadInputError
@@ -40,7 +41,7 @@ ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was written: the margins that are claimed, per task, and the size of the file."""
+    """What was written: the margins of every claim, and the size of the file."""
 
     margins: tuple[tuple[float, ...], ...]
     size: int
@@ -103,10 +104,10 @@ def certify(
     claims: list[dict[str, object]] = []
     claimed: list[tuple[float, ...]] = []
     tasks = [region.select([task]) for region in regions for task in range(region.tasks)]
-    for task, one in enumerate(tasks):
-        used, proof = _first_proof(model, one, method, label)
+    proven = [part for one in tasks for part in _proofs(model, one, method, label)]
+    for task, (one, used, proof) in enumerate(proven):
         claimed.append(tuple((proof.margins - ROUNDING * (1 + proof.margins.abs())).tolist()))
-        described, extra = _describe(one, task)
+        described, extra = _describe(one, task, tensors)
         tensors |= {**extra, **proof.tensors(task)}
         claims.append(
             {
@@ -129,6 +130,20 @@ def certify(
     stored = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     content = save(stored, {KEY: json.dumps(head)})
     return Certificate(tuple(claimed), len(content)), content, checkpoint
+
+
+def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tuple[Region, Method, Proof]]:
+    """A proof of one task, or of every cell that its ball is cut into."""
+    try:
+        return [(region, *_first_proof(model, region, method, label))]
+    except BuffetError:
+        if method.cells == 1:
+            raise
+    check_cuttable(method, region)
+    assert isinstance(region, LpBall)
+    cells = cut(model.program64, region, method.cells)
+    parts = [cells.select([cell]) for cell in range(cells.tasks)]
+    return [(part, *_first_proof(model, part, method, label)) for part in parts]
 
 
 def _graph(method: Method) -> str:
@@ -167,9 +182,11 @@ def _learned(method: Method, scene: Scene, region: Region) -> Iterator[dict[int,
         yield learned
 
 
-def _describe(region: Region, task: int) -> tuple[dict[str, object], Tensors]:
-    """The region of one task in the words of the schema."""
+def _describe(region: Region, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
+    """The region of one task in the words of the schema, and arrays that are not `stored` yet."""
     moved = region.moved[0].tolist()
+    if isinstance(region, Cell):
+        return _describe_cell(region, task, stored)
     if isinstance(region, LpBall):
         assert region.eps is not None
         p = "inf" if math.isinf(region.p) else region.p
@@ -182,6 +199,27 @@ def _describe(region: Region, task: int) -> tuple[dict[str, object], Tensors]:
     given = torch.stack([torch.stack([*choices]).double() for choices in _filled(region, rows)])
     described = {"kind": "candidates", "moved": moved, "budget": region.budget}
     return described, {f"{task}.region.rows": given}
+
+
+def _describe_cell(region: Cell, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
+    """The same of a cell; all cells of a ball name the directions of its cuts by the number of the first."""
+    assert region.eps is not None
+    known = [name for name, value in stored.items() if value is region.cuts.directions]
+    name = known[0] if known else f"cuts.{task}"
+    lower, upper = (
+        [end if math.isfinite(end) else None for end in side[0].tolist()]
+        for side in (region.lower, region.upper)
+    )
+    described = {
+        "kind": "cell",
+        "moved": region.moved[0].tolist(),
+        "eps": float(region.eps[0]),
+        "cuts": int(name.removeprefix("cuts.")),
+        "rows": list(region.cuts.rows),
+        "lower": lower,
+        "upper": upper,
+    }
+    return described, {name: region.cuts.directions}
 
 
 def _filled(region: CandidateSet, rows: Tensor) -> list[list[Tensor]]:

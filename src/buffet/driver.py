@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from buffet.branching import cut
 from buffet.learning.control import Control
 from buffet.learning.lessons import Lessons, Memory
 from buffet.methods import Method
@@ -24,6 +25,8 @@ CLOSE = 0.5
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
+CUT_AT = 1.15
+"""Cells of a ball are expected to prove so much more than the ball; planes are set for that."""
 AHEAD, CAUTION = 2, 0.95
 """So many words of a method that learns go ahead. The others start a little below what these suggest: proven
 margins tell more than failed ones."""
@@ -94,8 +97,8 @@ class Prover:
         return found
 
 
-Begin = Callable[[float, Shape | None], Strategy]
-"""The search from a first guess, given the shape of the margin function if it is known."""
+Begin = Callable[[float, Shape | None, float], Strategy]
+"""The search from a first guess, given the shape of the margin function if it is known, up to some ε."""
 
 
 class Driver:
@@ -181,6 +184,39 @@ class Driver:
                 answers = prove(range(len(eps)), eps)
                 self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None)
 
+    def branch(self, query: Query, method: Method) -> None:
+        """Cut the ball of every task into cells, and search on for the smallest of their radii."""
+        tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
+
+        def alone(task: int) -> Findings:
+            return self._by_cells(query, method, task)
+
+        # Not at the same time where someone counts the bytes.
+        together = query.engine.parallel(method)
+        for found in side_by_side(alone, tasks) if together else map(alone, tasks):
+            self.keep(found)
+
+    def _by_cells(self, query: Query, method: Method, task: int) -> Findings:
+        """A cell need not be proven beyond what those before it reach. Planes stay where they are, so what is
+        proven of a cell holds for all smaller ε."""
+        known = self.brackets[task]
+        ball = query.region.select([task]).with_eps(CUT_AT * known.certified)
+        cells = cut(query.model.program64, ball, method.cells)
+        prove = Prover(replace(query, region=cells), method)
+        shape = straight([known.curve.steepness()]) if known.curve else None
+        best = Bracket(math.inf, math.inf)
+        counts = calls = 0
+        for cell in range(cells.tasks):
+            guess = min(best.certified, CUT_AT * known.certified)
+            found = in_step(prove, {cell: self.begin(guess, shape, best.certified)}, self.deadline)
+            counts, calls = counts + found.counts[cell], calls + found.calls
+            bracket = found.brackets[cell]
+            best = Bracket(min(best.certified, bracket.certified), min(best.margin, bracket.margin))
+            if best.certified <= known.certified:  # the cells prove no more than the ball
+                best = known
+                break
+        return Findings({task: best}, {task: counts}, calls)
+
     @property
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
@@ -193,7 +229,7 @@ class Driver:
         begin: Begin | None = None,
     ) -> None:
         """Search from a guess for every task: in step if the tasks share their work, else side by side."""
-        searches = {task: (begin or self.begin)(guess, shape) for task, guess in guesses.items()}
+        searches = {task: (begin or self.begin)(guess, shape, math.inf) for task, guess in guesses.items()}
 
         def alone(task: int) -> tuple[Findings, Lessons]:
             own = prove.apart()

@@ -41,6 +41,7 @@ class Method:
     softmax: str = "decomposed"  # SOFTMAXES
     optimise: str = "none"  # MODES: "final" the margin's own relaxation, boxes fixed; "all" end to end
     window: int | None = None  # with `backward`: attention layers to substitute through
+    cells: int = 1  # parts that an L2 ball may be cut into, each proven on its own (`branching`)
     steps: int = 100  # of the optimiser
     rate: float = 0.05  # of Adam
     start: str = "zero"  # α the optimiser starts from (STARTS)
@@ -65,6 +66,8 @@ class Method:
                 f"window {self.window} with propagation '{self.propagation}': a window is a number of layers"
                 " ≥ 1 and goes with propagation 'backward'"
             )
+        if self.cells < 1:
+            raise BuffetError(f"cells {self.cells}: a ball is cut into 1 cell or more")
         if self.steps < 0 or not 0 < self.rate < float("inf"):
             raise BuffetError(f"steps {self.steps} must be ≥ 0 and rate {self.rate} a number > 0")
 
@@ -271,6 +274,6 @@ def method_named(name: str | Method, **changes: object) -> Method:
     known = {f.name for f in fields(Method)}
     assert known.issuperset(changes)
     given = {k: v for k, v in changes.items() if v is not None}
-    if not given.keys() <= {"steps", "rate", "start"}:
+    if not given.keys() <= {"steps", "rate", "start", "cells"}:
         given["rivals"] = ()  # a composition of one's own is taken by its word
     return replace(name, **given)  # type: ignore[arg-type]

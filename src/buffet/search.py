@@ -15,6 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
+from buffet.branching import check_cuttable
 from buffet.driver import TOLERANCE, Begin, Driver, Prover, Query
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
@@ -92,6 +93,7 @@ def radius(
     rate: float | None = None,
     start: str | None = None,
     window: int | None = None,
+    cells: int | None = None,
     search: str = "secant",
     tolerance: float | None = None,
     largest: float = LARGEST_RADIUS,
@@ -107,7 +109,8 @@ def radius(
     Args:
         region: an `LpBall`; its own size, if any, is ignored.
         mask: False for the padding rows of the sentence.
-        propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
+        propagation, product, softmax, optimise, steps, rate, start, window, cells: replace parts of the
+            method.
         search: ``secant`` (safeguarded) or ``bisection`` (doubling from 0.01 and ten halvings, as in the
             BuFFeT paper).
         tolerance: of the secant search, relative; by default 0.001, or 0.02 where the method learns its
@@ -136,7 +139,9 @@ def radius(
         rate=rate,
         start=start,
         window=window,
+        cells=cells,
     )
+    check_cuttable(chosen, region)
     if tolerance is None:
         tolerance = LEARNED_TOLERANCE if chosen.optimise == "tuned" else TOLERANCE
     if not (0 < tolerance < 1 and 0 < largest < math.inf):
@@ -168,8 +173,10 @@ def radius(
         scale = torch.where(broken.isfinite(), broken, guessed)
 
     def search_to(tolerance: float) -> Begin:
-        def begin(guess: float, shape: Shape | None) -> Strategy:
-            return STRATEGIES[search](clean, guess, tolerance, largest, shape) if clean > 0 else hopeless()
+        def begin(guess: float, shape: Shape | None, most: float) -> Strategy:
+            if not clean > 0:
+                return hopeless()
+            return STRATEGIES[search](clean, guess, tolerance, min(largest, most), shape)
 
         return begin
 
@@ -200,6 +207,8 @@ def radius(
         driver.search(prover, ranges, place)
     if clean > 0:
         driver.challenge(query, rivals, clean)
+    if chosen.cells > 1:
+        driver.branch(query, chosen)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(

@@ -19,6 +19,7 @@ from torch import Tensor
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
 from buffet.bounds.scene import Scene
+from buffet.branching import check_cuttable, cut
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.learning.lessons import Lessons
@@ -139,6 +140,7 @@ def verify(
     rate: float | None = None,
     start: str | None = None,
     window: int | None = None,
+    cells: int | None = None,
     falsify: bool | AttackSettings = True,
     budget: float | None = None,
     trace: Trace | None = None,
@@ -154,7 +156,8 @@ def verify(
         method: a name in `buffet.METHODS`, or a `Method`.
         label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
-        propagation, product, softmax, optimise, steps, rate, start, window: replace parts of the method.
+        propagation, product, softmax, optimise, steps, rate, start, window, cells: replace parts of the
+            method.
         budget: seconds after which the best bound found by then is returned. An attack has what is left of
             them, and at least a quarter (at most half a second) more.
         trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
@@ -181,7 +184,9 @@ def verify(
         rate=rate,
         start=start,
         window=window,
+        cells=cells,
     )
+    check_cuttable(chosen, region)
     label, clean_margin = clean_answer(model, region, label)
     begin = time.perf_counter()
     control = Control(deadline=begin + checked_budget(budget) if budget is not None else None)
@@ -252,8 +257,34 @@ def best_margins(
         else:
             ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (best[tasks], found))
             best[tasks] = torch.where((theirs > ours)[:, None], found, best[tasks])
+        if candidate is method and method.cells > 1:
+            for task in (~proven(best)).nonzero()[:, 0].tolist():
+                least = _by_cells(model, region.select([task]), method, label, engine, own, control)
+                best[task] = best[task] if least is None else least
     assert best is not None
     return best
+
+
+def _by_cells(
+    model: Classifier,
+    ball: Region,
+    method: Method,
+    label: int,
+    engine: Engine,
+    scene: Scene,
+    control: Control,
+) -> Float[Tensor, "others"] | None:
+    """The margins of one task from those of the cells of its ball, if all of them are proven."""
+    assert isinstance(ball, LpBall)
+    region = cut(model.program64, ball, method.cells)
+    found = []
+    for part in torch.arange(region.tasks).split(torch.get_num_threads()):
+        if control.expired:
+            return None
+        found.append(bound_margins(model, region.select(part), method, label, engine, scene, control))
+        if not bool(proven(found[-1]).all()):
+            return None
+    return torch.cat(found).amin(0)
 
 
 def bound_margins(

@@ -17,7 +17,7 @@ import numpy as np
 from buffet_checker.balls import Array
 from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import GRAPHS
-from buffet_checker.regions import Ball, Box, Candidates, Region
+from buffet_checker.regions import Ball, Box, Candidates, Cell, Region
 from buffet_checker.storage import Stored, parse, parse_json
 
 SCHEMA = 1
@@ -121,8 +121,14 @@ def _claim(number: int, raw: Any) -> Claim:
     if claim["graph"] not in GRAPHS:
         raise RejectedError(f"{where}.graph is {claim['graph']!r:.40}; known are {', '.join(GRAPHS)}")
     region = _object(
-        claim["region"], f"{where}.region", {"kind", "moved"}, {"p", "eps", "lower", "upper", "budget"}
+        claim["region"],
+        f"{where}.region",
+        {"kind", "moved"},
+        {"p", "eps", "lower", "upper", "budget", "cuts", "rows"},
     )
+    if region["kind"] == "cell":
+        _object(region, f"{where}.region", {"kind", "moved", "eps", "cuts", "rows", "lower", "upper"})
+        _count(region["cuts"], f"{where}.region.cuts")
     return Claim(
         number=number,
         graph=claim["graph"],
@@ -165,6 +171,15 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
             raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and p {p} ≥ 1")
         end = np.full(shape, eps)
         return Ball(index, -end, end, p, eps)
+    if raw["kind"] == "cell":
+        eps = _number(raw["eps"], f"{where}.eps")
+        places = tuple(_count(i, f"{where}.rows") for i in _list(raw["rows"], f"{where}.rows"))
+        if not 0 <= eps <= LARGEST or not places or max(places) >= len(moved):
+            raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and rows name moved rows")
+        directions = tensors.need(f"cuts.{raw['cuts']}", [(len(places), shape[1])])
+        low, high = zip(*cell_ends(claim), strict=True)
+        end = np.full(shape, eps)
+        return Cell(index, -end, end, 2, eps, places, directions, low, high)
     if raw["kind"] == "box":
         _object(raw, where, {"kind", "moved"})
         ends = [tensors.need(f"{claim.number}.region.{side}", [shape]) for side in ("lower", "upper")]
@@ -185,7 +200,21 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
         high = np.maximum(np.nextafter((offsets + error).max(1), np.inf), 0.0)
         budget = _count(raw["budget"], f"{where}.budget")
         return Candidates(index, low, high, offsets, error, budget)
-    raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, box and candidates")
+    raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, cell, box and candidates")
+
+
+def cell_ends(claim: Claim) -> tuple[tuple[float, float], ...]:
+    """The two ends of a cell along every cut; null in the file is no end."""
+    where, raw = f"claims[{claim.number}].region", claim.region
+    sides = []
+    for key, none in (("lower", -math.inf), ("upper", math.inf)):
+        side = _list(raw[key], f"{where}.{key}")
+        sides.append([none if end is None else _number(end, f"{where}.{key}") for end in side])
+    if not len(sides[0]) == len(sides[1]) == len(_list(raw["rows"], f"{where}.rows")):
+        raise RejectedError(f"{where}: lower and upper have an end for every cut")
+    if not all(low < high for low, high in zip(*sides, strict=True)):
+        raise RejectedError(f"{where}: a lower end is not below its upper end")
+    return tuple(zip(*sides, strict=True))
 
 
 def _object(raw: Any, where: str, needed: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from buffet_checker.balls import Array
+from buffet_checker.cells import groups
 from buffet_checker.certificate import Certificate, Claim, read_certificate, region_of
 from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import Checkpoint, build, read_checkpoint
@@ -25,6 +26,7 @@ class Proof:
     """
 
     moved: tuple[int, ...]
+    cells: int  # parts that the region was proven in
     margins: tuple[float, ...]
     slacks: tuple[float, ...]
 
@@ -65,8 +67,8 @@ def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
             found = read_certificate(content, where)
             label = found.label
             rows = _rows(found, checkpoint)
-            for claim in found.claims:
-                proofs.append(_prove(found, claim, checkpoint, rows))
+            for members in groups(found.claims):
+                proofs.append(_together([_prove(found, claim, checkpoint, rows) for claim in members]))
             found.tensors.leftover()
     except RejectedError as error:
         return Result(False, str(error), label, (), time.perf_counter() - begin)
@@ -92,6 +94,13 @@ def _rows(certificate: Certificate, checkpoint: Checkpoint) -> Array:
     return rows
 
 
+def _together(parts: list[Proof]) -> Proof:
+    """What the proofs of all parts of a region prove of it."""
+    margins = tuple(min(values) for values in zip(*(p.margins for p in parts), strict=True))
+    slacks = tuple(max(values) for values in zip(*(p.slacks for p in parts), strict=True))
+    return Proof(parts[0].moved, len(parts), margins, slacks)
+
+
 def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows: Array) -> Proof:
     nodes, values = build(checkpoint, rows, certificate.label, claim.graph)
     kinds = tuple(node.kind for node in nodes)
@@ -112,4 +121,4 @@ def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows:
                 f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}"
             )
     slacks = np.nan_to_num(np.nextafter(margins - deployed, np.inf), nan=np.inf)
-    return Proof(tuple(region.moved.tolist()), tuple(margins.tolist()), tuple(slacks.tolist()))
+    return Proof(tuple(region.moved.tolist()), 1, tuple(margins.tolist()), tuple(slacks.tolist()))

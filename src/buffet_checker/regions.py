@@ -54,6 +54,49 @@ class Ball(Region):
 
 
 @dataclass(frozen=True)
+class Cell(Ball):
+    """The part of an L2 ball where ``low ≤ u·δ_d ≤ high`` for every cut: a direction u of one moved row d.
+
+    For *every* weight w, of either sign, and with w⁺·low − w⁻·high ≤ w u·δ, the minimum is at least that of
+    ``form − w u`` over the ball plus ``w⁺·low − w⁻·high``. So weights need not be computed rigorously.
+    """
+
+    rows: tuple[int, ...]  # places in `moved`
+    directions: Array  # cuts, width
+    low: tuple[float, ...]  # −inf: open on that side
+    high: tuple[float, ...]
+
+    def minimum(self, form: Array) -> Array:
+        rest, gain, size = form.copy(), np.zeros(form.shape[2:]), np.zeros(form.shape[2:])
+        for row, u, low, high in zip(self.rows, self.directions, self.low, self.high, strict=True):
+            weight = _weight(rest[row], u, self.eps, low, high)
+            worth = np.maximum(weight, 0) * (low if low > -math.inf else 0.0)
+            worth = worth + np.minimum(weight, 0) * (high if high < math.inf else 0.0)
+            taken = u.reshape(-1, *(1 for _ in weight.shape)) * weight
+            # what rounding does to the form, at any δ of the ball, and to what was added up so far
+            size += np.abs(weight) * (np.abs(u).sum() * self.eps) + np.abs(worth)
+            rest[row] -= taken
+            gain += worth
+        size += self.eps * np.abs(form).sum((0, 1))
+        error = gamma(4 * len(self.rows) + 8) * size * (1 + 1e-8) + 1e-150
+        return np.fmax(super().minimum(rest) + (gain - error), super().minimum(form))
+
+
+def _weight(form: Array, u: Array, eps: float, low: float, high: float) -> Array:
+    """About the best weight; one that would need a plane on an open side is 0."""
+    along = np.tensordot(u, form, 1)
+    norm = np.sqrt(np.square(form).sum(0))
+    across = np.sqrt(np.maximum(np.square(norm) - np.square(along), 0))
+    free = -along / np.where(norm > 0, norm, 1.0)
+    place = np.clip(free, *np.clip([low / eps, high / eps], -0.999, 0.999)) if eps > 0 else free
+    weight = np.where(place == free, 0.0, along + place * across / np.sqrt(1 - np.square(place)))
+    weight = np.nan_to_num(weight, nan=0.0, posinf=0.0, neginf=0.0)
+    least = 0.0 if high == math.inf else -math.inf
+    most = 0.0 if low == -math.inf else math.inf
+    return np.clip(weight, least, most)
+
+
+@dataclass(frozen=True)
 class Box(Region):
     """Every entry between two ends; the minimum is ``Σ A⁺l + A⁻u``."""
 

@@ -18,7 +18,8 @@ def as_lines(result: Result) -> list[str]:
         least = min(zip(proof.margins, proof.slacks, strict=True), key=lambda pair: pair[0] - pair[1])
         holds = "holds in float32 too" if proof.deployed else "float32 is not covered: the slack is larger"
         margin, slack = _rounded(min(proof.margins), ROUND_FLOOR), _rounded(least[1], ROUND_CEILING)
-        lines.append(f"row {rows} · margin {margin} · slack {slack} · {holds}")
+        parts = f" · {proof.cells} cells" if proof.cells > 1 else ""
+        lines.append(f"row {rows}{parts} · margin {margin} · slack {slack} · {holds}")
     return lines
 
 
@@ -27,6 +28,7 @@ def as_json(result: Result) -> str:
     claims = [
         {
             "moved": list(proof.moved),
+            "cells": proof.cells,
             "margins": list(proof.margins),
             "slacks": [slack if math.isfinite(slack) else None for slack in proof.slacks],
             "float32": proof.deployed,

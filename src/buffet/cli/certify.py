@@ -112,6 +112,14 @@ def certify(
             metavar="LAYERS", help="With propagation backward: substitute through this many layers."
         ),
     ] = None,
+    cells: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="In L2: cut every ball into up to N cells and prove each. Proves more: about 20 % with"
+            " 6 cells, in three times the time.",
+        ),
+    ] = None,
     search: Annotated[
         str,
         typer.Option(
@@ -200,6 +208,7 @@ def certify(
             "rate": rate,
             "start": start,
             "window": window,
+            "cells": cells,
         },
         search=search,
         budget=budget if budget is None else checked_budget(budget),

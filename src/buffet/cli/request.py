@@ -199,6 +199,7 @@ def _query(request: Request, label: int) -> Query:
         rate=None if method.optimise == "none" else method.rate,
         start=None if method.optimise == "none" else method.start,
         window=method.window,
+        cells=method.cells,
         search=request.search if request.eps is None else None,
         budget=request.budget,
         label=label,

@@ -34,6 +34,7 @@ class MethodChoice(_Table):
     optimise: str | None = None
     steps: int | None = None
     window: int | None = None
+    cells: int | None = None
     rate: float | None = None
     start: str | None = None
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import torch
 
 from buffet.bounds.choices import Shares
 from buffet.regions import LpBall, Region
 
-Lessons = dict[tuple[tuple[int, ...], int], tuple[float, dict[int, Shares]]]
-"""The shares learned for some words to bound some node, and the ε they were learned at."""
+Lessons = dict[tuple[Hashable, int], tuple[float, dict[int, Shares]]]
+"""The shares learned for a task to bound some node, and the ε they were learned at."""
 
 
 class Memory:
@@ -27,9 +27,9 @@ class Memory:
 
     def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
         """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
-        for task, (words, size) in enumerate(_tasks(region)):
+        for task, (name, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
-            self.add({(words, root): (size, one)})
+            self.add({(name, root): (size, one)})
 
     def copy(self) -> Memory:
         """Another memory that begins with the same lessons."""
@@ -39,11 +39,11 @@ class Memory:
 
     def lessons(self, region: Region, root: int | None = None) -> Lessons:
         """What was learned for the tasks of a region, to bound the node `root` or any."""
-        tasks = {words for words, _ in _tasks(region)}
+        tasks = {name for name, _ in _tasks(region)}
         return {
-            (words, node): lesson
-            for (words, node), lesson in self._known.items()
-            if words in tasks and root in (None, node)
+            (name, node): lesson
+            for (name, node), lesson in self._known.items()
+            if name in tasks and root in (None, node)
         }
 
     def add(self, lessons: Lessons) -> None:
@@ -60,7 +60,7 @@ class Memory:
         With `others`, tasks nothing was learned for get what was learned for the first one.
         """
         first = 0.0, self._first.get(root) if others else None
-        known = [(*self._known.get((words, root), first), size) for words, size in _tasks(region)]
+        known = [(*self._known.get((name, root), first), size) for name, size in _tasks(region)]
         fit = [k for at, k, size in known if k and (math.isinf(within) or abs(size / at - 1) < within)]
         if not fit or len(fit) < len(known):
             return None
@@ -72,13 +72,13 @@ class Memory:
 
     def moved(self, region: Region, root: int) -> float:
         """How far ε is from where the shares of the tasks were learned, relatively; inf: for another task."""
-        known = [(self._known.get((words, root)), size) for words, size in _tasks(region)]
+        known = [(self._known.get((name, root)), size) for name, size in _tasks(region)]
         return max(abs(size / k[0] - 1) if k is not None and k[0] > 0 else math.inf for k, size in known)
 
 
-def _tasks(region: Region) -> list[tuple[tuple[int, ...], float]]:
-    """The words of every task, and its size if it has one."""
+def _tasks(region: Region) -> list[tuple[Hashable, float]]:
+    """What every task is called, and its size if it has one."""
     sizes = [0.0] * region.tasks
     if isinstance(region, LpBall) and region.eps is not None:
         sizes = region.eps.tolist()
-    return list(zip((tuple(words) for words in region.moved.tolist()), sizes, strict=True))
+    return list(zip(region.names(), sizes, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -101,6 +101,10 @@ class Region(ABC):
     @abstractmethod
     def select(self, index: Sequence[int] | Tensor) -> Region:
         """The region of the tasks `index` only (integers, or one bool per task)."""
+
+    def names(self) -> list[Hashable]:
+        """What tells the tasks apart, whatever their size: the rows that move."""
+        return [tuple(rows) for rows in self.moved.tolist()]
 
     def points(self, delta: Delta) -> Float[Tensor, "*restarts tasks tokens width"]:
         """The sentence's rows with the moved ones shifted by `delta`, in the precision of `delta`."""

@@ -67,6 +67,7 @@ class Query(_Frozen):
     rate: float | None
     start: str | None
     window: int | None
+    cells: int = 1
     search: str | None
     budget: float | None  # seconds
     label: int  # the class that is defended
@@ -146,7 +147,8 @@ class CertifyReport(_Frozen):
     @property
     def method_name(self) -> str:
         window = "" if self.query.window is None else f", window {self.query.window}"
-        return f"{self.query.method} ({self.query.propagation}{window})"
+        cells = "" if self.query.cells == 1 else f", {self.query.cells} cells"
+        return f"{self.query.method} ({self.query.propagation}{window}{cells})"
 
     def strength(self, task: TaskResult) -> float:
         """What colours a task: its certified radius, or at a given ε the part of its margin that is left."""
