@@ -17,18 +17,13 @@ from buffet.errors import BuffetError
 from buffet.methods import METHODS
 from buffet.train import TrainSettings
 from buffet.train.presets import ARCHITECTURES, DATA, NAMED, VARIANTS
-from command_line import Run, one_line, runner
+from command_line import Run, one_line
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Tiny tensors gain nothing from threads, and lose much when tests run side by side."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return runner(capsys, monkeypatch)
 
 
 def test_help_teaches_with_examples(run: Run) -> None:

@@ -15,49 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from buffet.cli import request
-from buffet.loading.checkpoint import write_checkpoint
-from buffet.loading.config import ModelConfig
-from buffet.loading.tokenizer import word_level
 from buffet.methods import METHODS
 from buffet.report import CertifyReport
-from command_line import Outcome, Run, one_line, runner
+from command_line import Outcome, Run, one_line
+from tiny_checkpoint import write_model
 
 TEXT = "good film , bad plot"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Tiny tensors gain nothing from threads, and lose much when tests run side by side."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return runner(capsys, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of one layer with fixed weights, proven in milliseconds."""
-    tokenizer = word_level([TEXT, f"{TEXT} [UNK]"], size=50, min_count=1)
-    config = ModelConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        hidden_act="relu",
-        max_position_embeddings=10,
-        type_vocab_size=1,
-        layer_norm="no_var",
-        id2label={0: "negative", 1: "positive"},
-    )
-    generator = torch.Generator().manual_seed(3)
-    tensors = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in config.shapes().items()}
-    texts = {"config.json": json.dumps(config.model_dump()), "tokenizer.json": tokenizer.to_str()}
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    write_checkpoint(directory, texts, tensors)
-    return directory
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def certify(run: Run, tiny: Path, *options: str, text: str = TEXT) -> Outcome:
@@ -222,7 +191,7 @@ def test_colours_appear_on_a_terminal_only(run: Run, tiny: Path, monkeypatch: py
         ("   ", "no words"),
         ("[CLS] [SEP]", "no words"),
         ("zxq vwk", "vocabulary"),
-        ("good " * 9, "has 11 tokens"),
+        ("good " * 11, "has 13 tokens"),
         ("good \udcff film", "Unicode"),
     ],
 )

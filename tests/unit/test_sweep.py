@@ -19,7 +19,7 @@ from buffet.errors import BuffetError
 from buffet.experiments import Progress, Row, SweepConfig, read_rows, summarise, sweep
 from buffet.experiments.summary import markdown
 from buffet.experiments.workers import Failed, LocalFleet, LocalWorker, News, Ready, execute
-from command_line import Run, runner
+from command_line import Run
 from tiny_checkpoint import write_model, write_sentences
 
 
@@ -258,11 +258,6 @@ def numbers(path: Path) -> dict[str, tuple[float | None, ...]]:
 
 
 # ------------------------------------------------------------------------------------------- commands
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return runner(capsys, monkeypatch)
 
 
 CONFIG = """

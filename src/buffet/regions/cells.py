@@ -14,7 +14,7 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.regions.norms import lp_norm
-from buffet.regions.regions import Delta, Form, LpBall
+from buffet.regions.regions import Delta, Form, LpBall, Region
 
 STEEPEST = 0.999
 """A plane further out than this share of ε is treated as one there."""
@@ -83,6 +83,11 @@ class Cell(LpBall):
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:
         rest, gain = self._reduced(form)
         return super().minimise(rest) + gain
+
+    def minimise_sums(
+        self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
+    ) -> Float[Tensor, "tasks groups i j"]:
+        return Region.minimise_sums(self, a, b)
 
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
         return (1 + len(self.cuts.rows)) * super().minimise(form.detach()).abs()
