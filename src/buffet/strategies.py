@@ -44,9 +44,9 @@ def secant(
 
     In logarithms of ε and of the deficit ``(clean − margin) / clean`` margin functions are smooth, rising and
     alike for all words of a sentence: the root is where the deficit is 1. The next ε is found by inverse
-    interpolation there, or from the `shape` that another search has seen; when steps do not shrink the
-    bracket enough the next one halves it. Where a margin is larger than one at a smaller ε, the method has
-    learned in between, and what it failed at before may be tried again.
+    interpolation there, or from the `shape` that another search has seen; when steps shrink neither the
+    bracket nor the margin enough the next one halves it. Where a margin is larger than one at a smaller ε,
+    the method has learned in between, and what it failed at before may be tried again.
     Ends when the bracket's ends agree to `tolerance`, or the proven end is that close to where its margin,
     falling on as it did, reaches 0; or nothing is proven at `SMALLEST_RADIUS`, or all is at `largest`.
     """
@@ -54,6 +54,7 @@ def secant(
     curve = Curve(clean)
     eps = min(max(guess, SMALLEST_RADIUS) if math.isfinite(guess) and guess > 0 else 0.01, largest)
     slow = rises = falls = lessons = 0
+    last = math.inf
     while True:
         margin = yield eps
         before = bracket
@@ -78,18 +79,19 @@ def secant(
             rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
-        slow = slow + 1 if shrunk else 0
+        slow = slow + 1 if shrunk and not abs(margin) < 0.5 * last else 0
+        last = abs(margin)
         if low == 0:
-            # A little short of the expected root, and ever further when that was too much. Where there is
-            # no margin at all, as beyond the reach of deep networks, the root is far away.
+            # A little short of the expected root, and ever further when that was too much; but not far
+            # below what failed: margins hardly fall any more where they are far below 0. Where there is no
+            # margin at all, as beyond the reach of deep networks, the root is far away.
             falls += 1
-            telling = root < high and (falls == 1 or margin > -NEARLY * clean) and margin > -clean
             short = 0.03 if falls == 1 and not shape else 0.005 * (falls + 1)
             if math.isnan(margin):
                 further = 1 / 4 if falls < 3 else 1 / 16
             else:
                 further = 1 / 8 if falls > 3 else 1 - 0.2 * falls
-            eps = (1 - short) * root if telling else further * high
+            eps = max(further * high, (1 - short) * root if root < high else 0.0)
         elif not low < root < high or slow >= 2:
             slow = 0
             # An ε of unknown magnitude is halved geometrically.
@@ -102,8 +104,9 @@ def secant(
 
 Shape = Callable[[float], float]
 """From the logarithm of a deficit to that of ε, relative to the root."""
-NEARLY = 0.35
-"""A failed margin this near to 0, as a share of the clean one, still tells where the root is."""
+NEARLY = 0.25
+"""Margins whose deficit is within this of 1, in logarithms, tell how the function bends at its root: further
+below 0 many level off."""
 LESSONS = 3
 """So often at most a search begins anew because the method has learned."""
 CARE = 1.25
@@ -163,7 +166,7 @@ class Curve:
         if not ya < yb:
             return math.nan
         linear = xa - ya * (xb - xa) / (yb - ya)
-        others = [p for p in points if p[0] not in (xa, xb) and not ya <= p[1] <= yb]
+        others = [p for p in points if p[0] not in (xa, xb) and not ya <= p[1] <= yb and abs(p[1]) < NEARLY]
         if others:
             xc, yc = min(others, key=lambda p: abs(p[1]))
             # the parabola x(y) through three points, at y = 0
