@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer, Shares
-from buffet.bounds.intervals import Box
 from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
 from buffet.bounds.scene import Scene
 from buffet.bounds.softmax import SOFTMAXES, decompose, with_differences
@@ -211,10 +210,7 @@ class Method:
 
 def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
     """Margins with everything learned that is free in their own backward pass, the boxes as they are."""
-    clean = bounds.clean[-1]
-    boxes = {i: Box(box.lower.clone(), box.upper.clone()) for i, box in bounds.boxes.items()}
-    bounds = replace(bounds, boxes=boxes, deadline=None)
-
+    bounds = replace(bounds, deadline=None)
     lagrangian = cache(lambda: Lagrangian.over(bounds))  # not needed where everything is known already
     shares = learn(
         bounds,
@@ -224,8 +220,9 @@ def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
         control=control,
         dtype=torch.float32,
     )
-    exact = bounds.relaxed(Relaxer(learned=shares), torch.float64)
-    return clean + exact.margin(exact.locals)
+    with torch.inference_mode():
+        exact = bounds.relaxed(Relaxer(learned=shares), torch.float64)
+        return bounds.clean[-1] + exact.margin(exact.locals)
 
 
 METHODS: Mapping[str, Method] = {

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from buffet.bounds.forms import Form
+from buffet.bounds.forms import Form, Local, Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes, rule
-from buffet.bounds.relaxations import Side, relax, slope_range
+from buffet.bounds.relaxations import Side, relax
 from buffet.bounds.softmax import softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.program import Apply, Bilinear, Mix, Node, Softmax
@@ -51,7 +51,7 @@ class Relaxer:
         where = node.op.function, clean[0], boxes[0].lower, boxes[0].upper
 
         def slope(side: Side) -> Tensor | None:
-            return torch.lerp(*slope_range(*where, side), shares[side]) if side in shares else None
+            return torch.lerp(*bounds.slopes(index, side), shares[side]) if side in shares else None
 
         lines = relax(*where, lower_slope=slope("lower"), upper_slope=slope("upper"), dtype=bounds.dtype)
         return LinesPiece(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
@@ -62,18 +62,18 @@ class Relaxer:
         if fixed is not None:
             return fixed, fixed
         assert isinstance(node.op, Bilinear)
-        x, y = node.inputs
-        forms = _form(bounds, x), _form(bounds, y)
-        if all(form.exact or form.still for form in forms) and isinstance(bounds.region, LpBall):
+        known = tuple(_known(bounds, i) for i in node.inputs)
+        if isinstance(bounds.region, LpBall) and all(_exact(factor) for factor in known):
             return 0.0, 0.0  # ranges of exact forms over a ball are symmetric: all ties
-        boxes = bounds.boxes[x], bounds.boxes[y]
-        if isinstance(node.op, Mix) and y in bounds.locals:
-            return _of_moved(node.op, boxes, forms, bounds)
-        return rule(node.op, *boxes, *forms, bounds.least_sums)
+        x, y = (bounds.boxes[i] for i in node.inputs)
+        weights, values = known
+        if isinstance(node.op, Mix) and isinstance(values, Local):
+            return _of_moved(node.op, (x, y), (_form(weights, x), values), bounds)
+        return rule(node.op, x, y, _form(weights, x), _form(values, y), bounds.least_sums)
 
 
 def _of_moved(
-    op: Mix, boxes: tuple[Box, Box], forms: tuple[Form, Form], bounds: Bounds
+    op: Mix, boxes: tuple[Box, Box], forms: tuple[Form, Local], bounds: Bounds
 ) -> tuple[Tensor, Tensor]:
     """The rule where only the moved rows of the values vary: of the others any α gives the same, so 0."""
     moved = bounds.region.moved  # tasks × words
@@ -86,13 +86,13 @@ def _of_moved(
     def values(v: Tensor) -> Tensor:
         return v.take_along_dim(moved.view(*moved.shape, *[1] * (v.ndim - 2)), 1)
 
-    (x, y), (x_form, y_form) = boxes, forms
+    (x, y), (x_form, local) = boxes, forms
     chosen = rule(
         op,
         Box(weights(x.lower), weights(x.upper)),
         Box(values(y.lower), values(y.upper)),
         Form.between(weights(x_form.lower), weights(x_form.upper)),
-        Form.between(values(y_form.lower), values(y_form.upper)),
+        local.of_moved(),
         bounds.least_sums,
     )
     tokens = y.lower.shape[1]
@@ -106,11 +106,18 @@ def _of_moved(
     return lower, upper
 
 
-def _form(bounds: Bounds, index: int) -> Form:
+def _known(bounds: Bounds, index: int) -> Stop:
     """Linear bounds of a factor in the input, kept or made for the occasion."""
-    if index in bounds.locals:
-        return bounds.locals[index].form(bounds.clean[index].shape[0])
-    if index in bounds.forms:
-        return bounds.forms[index]
+    for kept in (bounds.locals, bounds.forms):
+        if index in kept:
+            return kept[index]
     forms, _ = bounds.forms_of((index,), {**bounds.forms, **bounds.locals})
     return forms[index]
+
+
+def _exact(known: Stop) -> bool:
+    return isinstance(known, Local) or known.exact or known.still
+
+
+def _form(known: Stop, box: Box) -> Form:
+    return known.form(box.lower.shape[1]) if isinstance(known, Local) else known

@@ -14,7 +14,7 @@ that every contraction is a matrix product over contiguous memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -191,6 +191,11 @@ class Local:
         for word in range(moved):
             full[task, self.moved[:, word], :, word * width : (word + 1) * width] = self.matrix
         return Form.exactly(full)
+
+    def of_moved(self) -> Form:
+        """The same as a form of the moved tokens only, in their order."""
+        words = torch.arange(self.moved.shape[1], device=self.moved.device)
+        return replace(self, moved=words.expand_as(self.moved)).form(len(words))
 
 
 Stop = Local | Form

@@ -20,8 +20,9 @@ from buffet.bounds.forms import Form, Local, Rows, Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.keys import Keys, key_rows, pays, splits
 from buffet.bounds.pieces import Piece, PlanesPiece
+from buffet.bounds.relaxations import Side, slope_range
 from buffet.bounds.scene import Scene, widest_rows
-from buffet.program import Affine, Input, Node, Pool
+from buffet.program import Affine, Apply, Input, Node, Pool
 from buffet.regions import Region
 
 ROUNDING = 16
@@ -104,6 +105,7 @@ class Bounds:
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)  # of scores whose rows are split by token
+    ranges: dict[tuple[int, Side], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of `slopes`
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -165,6 +167,15 @@ class Bounds:
             self.localise(index, node)
         if not isinstance(node.op, Input):
             self.pieces[index] = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
+
+    def slopes(self, index: int, side: Side) -> tuple[Tensor, Tensor]:
+        """The least and the largest useful slope of an elementwise function, made once."""
+        if (index, side) not in self.ranges:
+            node = self.nodes[index]
+            assert isinstance(node.op, Apply)
+            clean, box = self.clean[node.inputs[0]], self.boxes[node.inputs[0]]
+            self.ranges[index, side] = slope_range(node.op.function, clean, box.lower, box.upper, side)
+        return self.ranges[index, side]
 
     def substitute(
         self, root: int, rows: Rows, stops: Mapping[int, Stop]

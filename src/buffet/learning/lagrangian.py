@@ -22,8 +22,9 @@ from torch import Tensor
 
 from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box
+from buffet.bounds.relaxations import SIDES
 from buffet.bounds.substitution import Bounds
-from buffet.learning.lines import Lines
+from buffet.learning.lines import Curve, Lines
 from buffet.learning.links import LinesLink, Link, PlanesLink, State, linear_link
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.softmax_link import SoftmaxLink
@@ -56,14 +57,16 @@ class Lagrangian:
     def over(bounds: Bounds, dtype: torch.dtype = torch.float32) -> Lagrangian:
         """That of the boxes of `bounds`."""
         tokens = tokens_read(bounds)
-        steps, curves = [], []
+        steps: list[Step] = []
+        curves: list[Curve] = []
         for index in sorted(tokens.keys() - {0}):
             node, sources = bounds.nodes[index], _sources(bounds.nodes[index])
-            if isinstance(node.op, Apply | Bilinear | Softmax):
-                inputs = _inputs(bounds, node, tokens[index])
-                link = _relaxed(node.op, inputs, dtype)
-                if isinstance(node.op, Apply):
-                    curves.append((index, node.op.function, *inputs[0]))
+            link: Link
+            if isinstance(node.op, Apply):
+                curves.append(_curve(bounds, index, tokens[index]))
+                link = LinesLink.over(bounds.pieces[index], curves[-1].slopes, dtype)  # type: ignore[arg-type]
+            elif isinstance(node.op, Bilinear | Softmax):
+                link = _relaxed(node.op, _inputs(bounds, node, tokens[index]), dtype)
             else:
                 link = linear_link(node.op, bounds.clean[sources[0]], dtype)
             read = [reads(node.op, place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
@@ -165,11 +168,18 @@ def _inputs(bounds: Bounds, node: Node, wanted: int) -> list[tuple[Tensor, Box]]
     return found
 
 
+def _curve(bounds: Bounds, index: int, count: int) -> Curve:
+    """The first tokens of an elementwise function."""
+    node = bounds.nodes[index]
+    assert isinstance(node.op, Apply)
+    least_most = {side: bounds.slopes(index, side) for side in SIDES}
+    slopes = {side: (least[:, :count], most[:, :count]) for side, (least, most) in least_most.items()}
+    return Curve(index, node.op.function, *_inputs(bounds, node, count)[0], slopes)
+
+
 def _relaxed(op: Op, inputs: Sequence[tuple[Tensor, Box]], dtype: torch.dtype) -> Link:
     clean, boxes = [value for value, _ in inputs], [box for _, box in inputs]
     match op:
-        case Apply():
-            return LinesLink.over(op.function, clean[0], boxes[0], dtype)
         case Bilinear():
             return PlanesLink.over(op, (clean[0], clean[1]), boxes[0], boxes[1], dtype)
         case Softmax():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,10 +20,20 @@ from torch import Tensor
 from buffet.bounds.choices import Shares
 from buffet.bounds.functions import FUNCTIONS, Function
 from buffet.bounds.intervals import Box
-from buffet.bounds.relaxations import SIDES, Side, slope_range
+from buffet.bounds.relaxations import Side
 from buffet.learning.links import Line
 
 Flat = Float[Tensor, "tasks numbers"]
+
+
+class Curve(NamedTuple):
+    """A node with its function, the clean value it is applied to, the box of that, and the useful slopes."""
+
+    node: int
+    function: str
+    clean: Tensor
+    box: Box
+    slopes: Mapping[Side, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -53,13 +63,12 @@ class Lines:
     at_center: Flat
 
     @staticmethod
-    def over(nodes: Sequence[tuple[int, str, Tensor, Box]]) -> Lines | None:
-        """Those of nodes, each with its function, the clean value it is applied to and the box of that."""
+    def over(nodes: Sequence[Curve]) -> Lines | None:
+        """Those of some nodes."""
         found: list[tuple[Place, list[Tensor]]] = []
-        for index, name, clean, box in nodes:
+        for index, name, clean, box, slopes in nodes:
             f = FUNCTIONS[name]
-            for side in SIDES:
-                least, most = slope_range(name, clean, box.lower, box.upper, side)
+            for side, (least, most) in slopes.items():
                 if bool((most > least).any()):
                     ends = f.admit(clean + box.lower), clean + box.upper
                     columns = (least, most - least, clean, *ends, f.value(clean))

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box, as_terms
-from buffet.bounds.relaxations import SIDES, Side, relax, slope_range
+from buffet.bounds.pieces import LinesPiece
+from buffet.bounds.relaxations import SIDES, Side
 from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
 
 State = tuple[Any, ...]
@@ -97,16 +98,21 @@ class LinesLink(Link):
     room: Mapping[Side, Tensor]  # by how much a share can change the slope
 
     @staticmethod
-    def over(function: str, clean: Tensor, box: Box, dtype: torch.dtype) -> LinesLink:
-        where = function, clean, box.lower, box.upper
-        lines = relax(*where)
-        room = {side: torch.sub(*reversed(slope_range(*where, side))) for side in SIDES}
+    def over(
+        lines: LinesPiece, slopes: Mapping[Side, tuple[Tensor, Tensor]], dtype: torch.dtype
+    ) -> LinesLink:
+        """Between the given lines, as far as shares do not make others; of the tokens that slopes are for."""
+        tokens = slopes["lower"][0].shape[1]
+
+        def row(value: Tensor) -> Tensor:
+            return value[:, :tokens].to(dtype).unsqueeze(1)
+
         return LinesLink(
             default={
-                "lower": (_row(lines.lower_slope, dtype), _row(lines.lower_intercept, dtype)),
-                "upper": (_row(lines.upper_slope, dtype), _row(lines.upper_intercept, dtype)),
+                "lower": (row(lines.lower_slope), row(lines.lower_intercept)),
+                "upper": (row(lines.upper_slope), row(lines.upper_intercept)),
             },
-            room={side: _row(value, dtype) for side, value in room.items()},
+            room={side: row(most - least) for side, (least, most) in slopes.items()},
         )
 
     def pull(self, multipliers: Tensor, given: Mapping[str, Line]) -> tuple[tuple[Tensor, ...], State]:
@@ -239,10 +245,6 @@ class _Axes:
     def each(self, terms: Tensor) -> Tensor:
         """The same for every side, where the order is that of the terms."""
         return (terms.sum(self.gone) if self.gone else terms).flatten(4)
-
-
-def _row(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype).unsqueeze(1)
 
 
 def over_rows(value: Tensor, axis: int = 1) -> Tensor:

@@ -42,6 +42,8 @@ def learn(
     known = memory.shares_of(bounds.region, root, others=True) if memory else None
     if memory:
         learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds.region, root))
+    if known and not learning.steps:
+        return _told(known, root, control)
     with torch.no_grad():
         candidates = (
             [known] if known else [initial_shares(bounds, s, products_only=products_only) for s in starts]
@@ -71,11 +73,15 @@ def learn(
         weights = torch.zeros_like(margins).scatter_(-1, other, -torch.sigmoid(-margin))
         adam.descend(gradient(weights), 1 - number / learning.steps if learning.decay else 1.0)
     found = sheet.reading(best.values.double())
-    if memory and (learning.steps or not known):
+    if memory:
         memory.keep(bounds.region, root, found)
+    return _told(found, root, control)
+
+
+def _told(shares: dict[int, Shares], root: int, control: Control) -> dict[int, Shares]:
     if control.learned is not None:
-        control.learned[root] = found
-    return found
+        control.learned[root] = shares
+    return shares
 
 
 def follow(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.choices import PRODUCTS, Relaxer, Shares
-from buffet.bounds.relaxations import SIDES, default_slopes, slope_range
+from buffet.bounds.relaxations import SIDES, default_slopes
 from buffet.bounds.softmax import better_bound
 from buffet.bounds.substitution import Bounds
 from buffet.program import Apply, Bilinear, Softmax
@@ -62,7 +62,7 @@ def initial_shares(
             where = node.op.function, clean[0], box.lower, box.upper
             shares[index] = {}
             for side, slope in zip(SIDES, default_slopes(*where), strict=True):
-                least, most = slope_range(*where, side)
+                least, most = bounds.slopes(index, side)
                 if bool((most > least).any()):
                     share = (slope - least) / torch.where(most > least, most - least, 1.0)
                     shares[index][side] = share.clamp(0, 1).nan_to_num(0.0)
