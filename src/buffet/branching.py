@@ -21,6 +21,10 @@ from buffet.regions import Cell, Cuts, LpBall, Region
 
 DIRECTIONS = 3
 """So many at most of one row are cut across."""
+CHUNK = 1 << 28
+"""Bytes that the values of the network may take at a time while directions are looked for."""
+SOME = 4096
+"""So many scores tell where to cut."""
 
 
 def check_cuttable(method: Method, region: Region) -> None:
@@ -53,14 +57,27 @@ def cut(program: Program, ball: LpBall, cells: int) -> Cell:
 def _directions(program: Program, ball: LpBall, row: int) -> list[tuple[float, Float[Tensor, "width"]]]:
     """Orthonormal directions of a row in which all scores together move most, with how much they do."""
     assert ball.eps is not None
-    step = ball.eps[0] * torch.eye(ball.width, dtype=torch.float64, device=ball.center.device)
-    x = ball.center.double().expand(2 * ball.width, -1, -1).clone()
-    x[:, ball.moved[0, row]] += torch.cat([step, -step])
+    center = ball.center.double()
+    kept = sum(value.numel() for value in program.values(center))
+    moves = ball.eps[0] * torch.eye(ball.width, dtype=torch.float64, device=center.device)
+    changes = []
+    for part in moves.split(max(1, CHUNK // (2 * kept * center.element_size()))):
+        x = center.repeat(2, len(part), 1, 1)
+        x[:, :, ball.moved[0, row]] += torch.stack([part, -part])
+        up, down = _scores(program, x)
+        changes.append(up - down)
+    left, strengths, _ = torch.linalg.svd(torch.cat(changes).nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
+    return [(float(s), u) for s, u in zip(strengths[:DIRECTIONS], left.T, strict=False)]
+
+
+def _scores(
+    program: Program, x: Float[Tensor, "sides moves tokens width"]
+) -> Float[Tensor, "sides moves some"]:
+    """Attention scores of all layers; of very many, some that stand for all."""
     values = program.values(x)
     scores = [v for v, node in zip(values, program.nodes, strict=True) if isinstance(node.op, Scores)]
-    up, down = torch.cat([v.flatten(1) for v in scores or values[-1:]], 1).chunk(2)
-    left, strengths, _ = torch.linalg.svd((up - down).nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
-    return [(float(s), u) for s, u in zip(strengths[:DIRECTIONS], left.T, strict=False)]
+    found = torch.cat([v.flatten(2) for v in scores or values[-1:]], 2)
+    return found[..., :: -(-found.shape[2] // SOME)].clone()
 
 
 def _counts(strengths: Sequence[float], cells: int) -> list[int]:

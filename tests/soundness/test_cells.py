@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import buffet
+from buffet import branching
 from buffet.branching import cut
 from buffet.certificate import certify
 from buffet.cli import main
@@ -131,6 +132,16 @@ def test_a_ball_is_cut_across_what_moves_scores() -> None:
         assert len(cells.cuts.rows) == len(cells.cuts.places)
         _, inside = points_in(cells, torch.Generator().manual_seed(0))
         assert bool(inside.any(1).all())
+
+
+def test_directions_of_large_networks_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ball = encoder(3), random_ball(3, 0.1).select([0])
+    whole = cut(model.program64, ball, 4).cuts
+    monkeypatch.setattr(branching, "CHUNK", 1)
+    torch.testing.assert_close(cut(model.program64, ball, 4).cuts.directions, whole.directions)
+    monkeypatch.setattr(branching, "SOME", 30)
+    likely = cut(model.program64, ball, 4).cuts
+    assert float((likely.directions[0] @ whole.directions[0]).abs()) > 0.8
 
 
 @pytest.mark.parametrize("method", ["baseline", "lse", "backward", "buffet"])
