@@ -110,8 +110,10 @@ class Driver:
         tasks: int,
         deadline: float | None,
         report: Callable[[float], None],
+        whole: float = 0.95,
     ) -> None:
-        self.begin, self.deadline, self.report = begin, deadline, report
+        """`whole` is the share of the work that is done when all balls are searched; cells are the rest."""
+        self.begin, self.deadline, self.report, self.whole = begin, deadline, report, whole
         self.brackets = [Bracket(0.0, 0.0)] * tasks
         self.counts = [0] * tasks
         self.calls = self.ended = 0
@@ -187,16 +189,28 @@ class Driver:
     def branch(self, query: Query, method: Method) -> None:
         """Cut the ball of every task into cells, and search on for the smallest of their radii."""
         tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
+        done = 0.0
 
-        def alone(task: int) -> Findings:
-            return self._by_cells(query, method, task)
+        def tell(part: float) -> None:
+            nonlocal done
+            done += part
+            self.report(self.whole + (0.95 - self.whole) * done / len(tasks))
 
         # Not at the same time where someone counts the bytes.
-        together = query.engine.parallel(method)
-        for found in side_by_side(alone, tasks) if together else map(alone, tasks):
-            self.keep(found)
+        if query.engine.parallel(method) and len(tasks) > 1:
+            found = side_by_side(lambda task: self._by_cells(query, method, task), tasks, lambda _: tell(1))
+        else:
+            found = [self._by_cells(query, method, task, tell) for task in tasks]
+        for findings in found:
+            self.keep(findings)
 
-    def _by_cells(self, query: Query, method: Method, task: int) -> Findings:
+    def _by_cells(
+        self,
+        query: Query,
+        method: Method,
+        task: int,
+        tell: Callable[[float], None] = lambda part: None,
+    ) -> Findings:
         """A cell need not be proven beyond what those before it reach. Planes stay where they are, so what is
         proven of a cell holds for all smaller ε."""
         known = self.brackets[task]
@@ -212,6 +226,7 @@ class Driver:
             counts, calls = counts + found.counts[cell], calls + found.calls
             bracket = found.brackets[cell]
             best = Bracket(min(best.certified, bracket.certified), min(best.margin, bracket.margin))
+            tell(1 / cells.tasks)
             if best.certified <= known.certified:  # the cells prove no more than the ball
                 best = known
                 break
@@ -239,7 +254,7 @@ class Driver:
         def tell(ended: int) -> None:
             if begin is None:  # other searches only lead to this one
                 self.ended += ended
-                self.report(0.1 + 0.85 * min(1.0, self.ended / len(self.brackets)))
+                self.report(0.1 + (self.whole - 0.1) * min(1.0, self.ended / len(self.brackets)))
 
         if prove.shares:
             self.keep(in_step(prove, searches, self.deadline, tell))

@@ -180,7 +180,7 @@ def radius(
 
         return begin
 
-    driver = Driver(search_to(tolerance), region.tasks, deadline, report)
+    driver = Driver(search_to(tolerance), region.tasks, deadline, report, 0.95 if chosen.cells == 1 else 0.3)
     quick, *rivals = chosen.challengers() or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick

@@ -162,6 +162,19 @@ def test_cells_prove_more_and_nothing_wrong(method: str) -> None:
     assert bool((margins.amin(0) >= found.margins[:, 0]).all())
 
 
+def test_cells_tell_how_far_they_are_and_end_with_the_budget() -> None:
+    model, ball = encoder(5), random_ball(5, 0.1)
+    seen: list[float] = []
+    buffet.radius(model, ball, "lse", cells=4, attack=False, progress=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert len({share for share in seen if 0.3 < share < 0.95}) >= 4
+    whole = buffet.radius(model, ball, "lse")
+    short = buffet.radius(model, ball, "lse", cells=1000, budget=0.05)
+    assert short.seconds < 2
+    assert all(a.certified <= b.attacked for a, b in zip(short.tasks, whole.tasks, strict=True))
+
+
 def test_only_l2_balls_are_cut() -> None:
     model, ball = encoder(5), random_ball(5, 0.1)
     with pytest.raises(BuffetError, match="only L2 balls can be cut, not a Linf ball"):
