@@ -154,7 +154,7 @@ def _graph(method: Method) -> str:
 
 def _first_proof(model: Model, region: Region, method: Method, label: int) -> tuple[Method, Proof]:
     """A proof by the method or one of its rivals, the quick ones first."""
-    rivals = method.challengers()
+    rivals = method.challengers(model.program64)
     best = -math.inf
     for candidate in (*rivals[:QUICK_RIVALS], method, *rivals[QUICK_RIVALS:]):
         scene = candidate.scene(model.program64, region.center, label)

@@ -21,7 +21,7 @@ from buffet.verify import Classifier, Engine, batch_size, bound_margins, proven
 
 TOLERANCE = 1e-3
 """Of a search, relative, unless something else is asked for."""
-CLOSE = 0.5
+CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
@@ -159,7 +159,7 @@ class Driver:
             self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0])
             gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
 
-    def challenge(self, query: Query, rivals: Sequence[Method], clean: float) -> None:
+    def challenge(self, query: Query, rivals: Sequence[Method], clean: float, begin: Begin) -> None:
         """Let other methods try a little more than what is proven, and search on where they succeed.
 
         All are asked about the first task, before they learn anything; those far from proving it are not
@@ -178,13 +178,12 @@ class Driver:
         counted = query.engine.memory is not None
         margins = [first(rival) for rival in rivals] if counted else side_by_side(first, rivals)
         for rival, margin in zip(rivals, margins, strict=True):
-            far = 1.0 if rival.optimise == "all" else CLOSE
-            if self.expired or not margin > -far * clean:
+            if self.expired or not margin > -CLOSE * clean:
                 continue
             if (prove := Prover(query, rival)).fits:
                 eps = sizes()
                 answers = prove(range(len(eps)), eps)
-                self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None)
+                self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None, begin)
 
     def branch(self, query: Query, method: Method) -> None:
         """Cut the ball of every task into cells, and search on for the smallest of their radii."""

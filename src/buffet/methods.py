@@ -27,7 +27,7 @@ from buffet.learning.plans import MODES, NEAR, PLANS, Learning
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import STARTS, initial_shares
 from buffet.learning.tuning import Tuning
-from buffet.program import Program
+from buffet.program import Mix, Program
 from buffet.regions import LpBall, Region
 
 
@@ -199,9 +199,14 @@ class Method:
             control.memory.keep(region.with_eps(eps), root, shares)
         return eps
 
-    def challengers(self) -> tuple[Method, ...]:
-        """Methods that may do better on some task."""
-        return tuple(METHODS[name] for name in self.rivals)
+    def challengers(self, program: Program) -> tuple[Method, ...]:
+        """Methods that may do better on some task of a network.
+
+        Gradients through the backward passes of all boxes cost little in one layer, and gain the most there.
+        """
+        deep = sum(isinstance(node.op, Mix) for node in program.nodes) > 1
+        rivals = (METHODS[name] for name in self.rivals)
+        return tuple(r for r in rivals if not (deep and r.optimise == "all" and r.describe().keeps == "none"))
 
     def plain(self) -> Method:
         """The same without an optimiser."""
@@ -237,6 +242,11 @@ METHODS: Mapping[str, Method] = {
     "lse+r-buffet": Method(softmax="lse", product="rule", summary="both: lse and r-buffet"),
     "lse+o-buffet": Method(softmax="lse", optimise="all", summary="both: lse and o-buffet"),
     "backward": Method("backward", summary="full backward substitution of every intermediate: tight, slower"),
+    "o-backward": Method(
+        "backward",
+        optimise="all",
+        summary="backward with every α learned, end to end: like alpha-CROWN, slow",
+    ),
     "buffet": Method(
         "backward",
         softmax="differences",
@@ -256,6 +266,7 @@ METHODS: Mapping[str, Method] = {
             "backward",
             "o-buffet",
             "lse+o-buffet",
+            "o-backward",
         ),
         summary="the tightest: backward, lse with score differences, everything free learned everywhere",
     ),

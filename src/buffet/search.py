@@ -142,6 +142,7 @@ def radius(
         cells=cells,
     )
     check_cuttable(chosen, region)
+    fine = TOLERANCE if tolerance is None else tolerance
     if tolerance is None:
         tolerance = LEARNED_TOLERANCE if chosen.optimise == "tuned" else TOLERANCE
     if not (0 < tolerance < 1 and 0 < largest < math.inf):
@@ -181,7 +182,7 @@ def radius(
         return begin
 
     driver = Driver(search_to(tolerance), region.tasks, deadline, report, 0.95 if chosen.cells == 1 else 0.3)
-    quick, *rivals = chosen.challengers() or (None,)
+    quick, *rivals = chosen.challengers(model.program64) or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick
     layers = sum(isinstance(node.op, Mix) for node in model.program64.nodes)
@@ -206,7 +207,7 @@ def radius(
     else:
         driver.search(prover, ranges, place)
     if clean > 0:
-        driver.challenge(query, rivals, clean)
+        driver.challenge(query, rivals, clean, search_to(fine))
     if chosen.cells > 1:
         driver.branch(query, chosen)
     tasks = tuple(

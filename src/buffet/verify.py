@@ -234,7 +234,7 @@ def best_margins(
     Quick rivals come first, so that there is an answer when time runs out; rivals that learn are asked only
     about tasks that are not proven yet.
     """
-    rivals = method.challengers()
+    rivals = method.challengers(model.program64)
     quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
     best: Tensor | None = None
     own = method.scene(model.program64, region.center, label)

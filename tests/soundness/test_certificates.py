@@ -50,6 +50,7 @@ def holds(model: buffet.Model, region: buffet.Region, result: Result) -> None:
 METHODS = {
     **{name: method for name, method in buffet.METHODS.items() if method.optimise == "none"},
     "o-buffet": method_named("o-buffet", steps=2),
+    "o-backward": method_named("o-backward", steps=2),
     "final": method_named("lse", optimise="final", steps=2),
     "window": method_named("backward", window=1),
     "buffet": method_named("buffet", steps=2, optimise="tuned"),
