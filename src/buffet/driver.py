@@ -197,7 +197,7 @@ class Driver:
 
         # Not at the same time where someone counts the bytes.
         if query.engine.parallel(method) and len(tasks) > 1:
-            found = side_by_side(lambda task: self._by_cells(query, method, task), tasks, lambda _: tell(1))
+            found = side_by_side(lambda task: self._by_cells(query, method, task), tasks, lambda _: tell(1.0))
         else:
             found = [self._by_cells(query, method, task, tell) for task in tasks]
         for findings in found:
