@@ -27,7 +27,7 @@ from buffet.learning.plans import MODES, NEAR, PLANS, Learning
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import STARTS, initial_shares
 from buffet.learning.tuning import Tuning
-from buffet.program import Mix, Program
+from buffet.program import Program
 from buffet.regions import LpBall, Region
 
 
@@ -204,7 +204,7 @@ class Method:
 
         Gradients through the backward passes of all boxes cost little in one layer, and gain the most there.
         """
-        deep = sum(isinstance(node.op, Mix) for node in program.nodes) > 1
+        deep = program.layers > 1
         rivals = (METHODS[name] for name in self.rivals)
         return tuple(r for r in rivals if not (deep and r.optimise == "all" and r.describe().keeps == "none"))
 

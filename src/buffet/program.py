@@ -239,6 +239,11 @@ class Program:
                 return node.op.weight.shape[-1]
         raise ValueError("a program without weights has no width")
 
+    @property
+    def layers(self) -> int:
+        """The number of attention layers."""
+        return sum(isinstance(node.op, Mix) for node in self.nodes)
+
     def to(self, target: torch.dtype | torch.device) -> Program:
         """The same program with weights in another precision, or on another device."""
         return Program(tuple(replace(n, op=n.op.to(target)) for n in self.nodes))

@@ -19,7 +19,6 @@ from buffet.branching import check_cuttable
 from buffet.driver import TOLERANCE, Begin, Driver, Prover, Query
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
-from buffet.program import Mix
 from buffet.regions import LpBall, Region
 from buffet.strategies import STRATEGIES, Shape, Strategy, hopeless
 from buffet.verify import (
@@ -185,8 +184,7 @@ def radius(
     quick, *rivals = chosen.challengers(model.program64) or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise == "all" else quick
-    layers = sum(isinstance(node.op, Mix) for node in model.program64.nodes)
-    small = SMALL_SHARE * math.exp(-LOST * layers)
+    small = SMALL_SHARE * math.exp(-LOST * model.program64.layers)
     ranges = [(small * size, size) for size in scale.tolist()]
     place = MIDDLE
     if quick and (helper := Prover(query, quick)).fits:

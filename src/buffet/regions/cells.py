@@ -16,8 +16,8 @@ from buffet.errors import BuffetError
 from buffet.regions.norms import lp_norm
 from buffet.regions.regions import Delta, Form, LpBall, Region
 
-STEEPEST = 0.999
-"""A plane further out than this share of ε is treated as one there."""
+FURTHEST = 0.9
+"""A plane further out than this share of ε is treated as one there: weights stay below 4 times the form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,8 @@ class Cell(LpBall):
         return Region.minimise_sums(self, a, b)
 
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
-        return (1 + len(self.cuts.rows)) * super().minimise(form.detach()).abs()
+        # Every plane may take out four times what is there, and is worth as much.
+        return 4 ** len(self.cuts.rows) * super().minimise(form.detach()).abs()
 
     def lowest(self, form: Delta) -> Delta:
         tasks = form.movedim((-3, -2, -1), (0, 1, 2))
@@ -164,7 +165,7 @@ def _best_weight(form: Tensor, direction: Tensor, size: Tensor, low: Tensor, hig
     norm = lp_norm(form, 2.0, 1)
     across = (norm.square() - along.square()).clamp_min(0).sqrt()
     free = -along / torch.where(norm > 0, norm, 1)
-    place = torch.minimum(torch.maximum(free, low / size), high / size).clamp(-STEEPEST, STEEPEST)
+    place = torch.minimum(torch.maximum(free, low / size), high / size).clamp(-FURTHEST, FURTHEST)
     weight = torch.where(place == free, 0.0, along + place * across / (1 - place.square()).sqrt())
     # A side without a plane bears no weight.
     weight = torch.where(low.isinf(), weight.clamp_max(0), weight)
