@@ -168,14 +168,15 @@ print(megabytes("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads how large a process is from /proc")
 @pytest.mark.parametrize(
-    ("method", "words", "limit"), [("lse", 22, 80), ("o-buffet", 12, 250), ("backward", 2, 80)]
+    ("method", "words", "limit"), [("lse", 22, 80), ("o-buffet", 12, 250), ("backward", 2, 40)]
 )
 def test_memory_is_kept(method, words, limit, tmp_path):
-    """Words that take more than that together; the process takes less than allowed, but not much less."""
+    """Words that take more than that together; the process takes less than allowed, but a good part of it."""
     directory = write_random(tmp_path / "model", width=64, layers=2)
     given = [sys.executable, "-c", GROWTH, str(directory), TEXT, method, str(words), str(limit << 20)]
     done = subprocess.run(given, capture_output=True, text=True, check=True)
-    assert limit / 4 < float(done.stdout) < limit
+    # Seen: 0.32 to 0.46 of the limit. How much, the allocator decides too: the lower bound leaves room for it.
+    assert limit / 6 < float(done.stdout) < limit
 
 
 def test_too_little_memory_is_refused_in_one_line(slow, capsys):
