@@ -20,16 +20,17 @@ from torch import Tensor
 
 from buffet.bounds.choices import Shares
 from buffet.bounds.scene import Scene
-from buffet.branching import check_cuttable, cut
+from buffet.branching import check_cuttable
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
+from buffet.learning.lessons import Memory
 from buffet.loading import Model
 from buffet.methods import Method, method_named
 from buffet.program import Node, Pool, Program
 from buffet.proof import ROOMS, Proof, Tensors, prove
 from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
 from buffet.report import write_atomically
-from buffet.verify import QUICK_RIVALS, clean_answer, sized
+from buffet.verify import QUICK_RIVALS, Engine, clean_answer, sized, tree_of_proofs
 from buffet_checker import BadInputError
 from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge
@@ -139,11 +140,15 @@ def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tu
     except BuffetError:
         if method.cells == 1:
             raise
-    check_cuttable(method, region)
-    assert isinstance(region, LpBall)
-    cells = cut(model.program64, region, method.cells)
-    parts = [cells.select([cell]) for cell in range(cells.tasks)]
-    return [(part, *_first_proof(model, part, method, label)) for part in parts]
+        check_cuttable(method, region)
+        assert isinstance(region, LpBall)
+        assert region.eps is not None
+        memory = Memory()
+        tree = tree_of_proofs(model, region, method, label, Engine(), Control(memory))
+        if tree is None:
+            raise
+    parts = [leaf.cell.with_eps(region.eps) for leaf in tree.leaves]
+    return [(part, *_first_proof(model, part, method, label, memory)) for part in parts]
 
 
 def _graph(method: Method) -> str:
@@ -152,13 +157,15 @@ def _graph(method: Method) -> str:
     return method.softmax
 
 
-def _first_proof(model: Model, region: Region, method: Method, label: int) -> tuple[Method, Proof]:
-    """A proof by the method or one of its rivals, the quick ones first."""
+def _first_proof(
+    model: Model, region: Region, method: Method, label: int, memory: Memory | None = None
+) -> tuple[Method, Proof]:
+    """A proof by the method, which may remember something, or one of its rivals, the quick ones first."""
     rivals = method.challengers(model.program64)
     best = -math.inf
     for candidate in (*rivals[:QUICK_RIVALS], method, *rivals[QUICK_RIVALS:]):
         scene = candidate.scene(model.program64, region.center, label)
-        for learned in _learned(candidate, scene, region):
+        for learned in _learned(candidate, scene, region, memory if candidate is method else None):
             for room in ROOMS:
                 proof = prove(scene, region, candidate, learned, room)
                 least = float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
@@ -172,13 +179,15 @@ def _first_proof(model: Model, region: Region, method: Method, label: int) -> tu
     )
 
 
-def _learned(method: Method, scene: Scene, region: Region) -> Iterator[dict[int, dict[int, Shares]]]:
+def _learned(
+    method: Method, scene: Scene, region: Region, memory: Memory | None
+) -> Iterator[dict[int, dict[int, Shares]]]:
     """Choices to try: none learned, where a method starts from that, and then what it learns."""
     if method.optimise != "tuned":
         yield {}
     if method.optimise != "none":
         learned: dict[int, dict[int, Shares]] = {}
-        method.bound(scene, region, control=Control(learned=learned))
+        method.bound(scene, region, control=Control(memory, learned=learned))
         yield learned
 
 
@@ -189,8 +198,7 @@ def _describe(region: Region, task: int, stored: Tensors) -> tuple[dict[str, obj
         return _describe_cell(region, task, stored)
     if isinstance(region, LpBall):
         assert region.eps is not None
-        p = "inf" if math.isinf(region.p) else region.p
-        return {"kind": "ball", "moved": moved, "p": p, "eps": float(region.eps[0])}, {}
+        return {"kind": "ball", "moved": moved, "p": _exponent(region), "eps": float(region.eps[0])}, {}
     if isinstance(region, Box):
         ends = {f"{task}.region.lower": region.lower[0], f"{task}.region.upper": region.upper[0]}
         return {"kind": "box", "moved": moved}, ends
@@ -199,6 +207,10 @@ def _describe(region: Region, task: int, stored: Tensors) -> tuple[dict[str, obj
     given = torch.stack([torch.stack([*choices]).double() for choices in _filled(region, rows)])
     described = {"kind": "candidates", "moved": moved, "budget": region.budget}
     return described, {f"{task}.region.rows": given}
+
+
+def _exponent(ball: LpBall) -> float | str:
+    return "inf" if math.isinf(ball.p) else ball.p
 
 
 def _describe_cell(region: Cell, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
@@ -210,9 +222,10 @@ def _describe_cell(region: Cell, task: int, stored: Tensors) -> tuple[dict[str, 
         [end if math.isfinite(end) else None for end in side[0].tolist()]
         for side in (region.lower, region.upper)
     )
-    described = {
+    described: dict[str, object] = {
         "kind": "cell",
         "moved": region.moved[0].tolist(),
+        "p": _exponent(region),
         "eps": float(region.eps[0]),
         "cuts": int(name.removeprefix("cuts.")),
         "rows": list(region.cuts.rows),

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from buffet.branching import cut
 from buffet.learning.control import Control
 from buffet.learning.lessons import Lessons, Memory
 from buffet.methods import Method
 from buffet.parallel import side_by_side
 from buffet.regions import LpBall
 from buffet.strategies import SMALLEST_RADIUS, Bracket, Shape, Strategy, straight
-from buffet.verify import Classifier, Engine, batch_size, bound_margins, proven
+from buffet.verify import Classifier, Engine, batch_size, bound_margins, proven, tree_of_cells
 
 TOLERANCE = 1e-3
 """Of a search, relative, unless something else is asked for."""
@@ -25,8 +24,8 @@ CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
-CUT_AT = 1.15
-"""Cells of a ball are expected to prove so much more than the ball; planes are set for that."""
+CUT_AT, RISE, RISES = 1.2, 1.08, 8
+"""Cells are expected to prove so much more than the ball; where they do, so much more again, so often."""
 AHEAD, CAUTION = 2, 0.95
 """So many words of a method that learns go ahead. The others start a little below what these suggest: proven
 margins tell more than failed ones."""
@@ -185,9 +184,9 @@ class Driver:
                 answers = prove(range(len(eps)), eps)
                 self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None, begin)
 
-    def branch(self, query: Query, method: Method) -> None:
-        """Cut the ball of every task into cells, and search on for the smallest of their radii."""
-        tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
+    def branch(self, query: Query, method: Method, largest: float) -> None:
+        """Cut the ball of every task into cells, and search on for what all of them prove."""
+        tasks = [task for task, bracket in enumerate(self.brackets) if 0 < bracket.certified < largest]
         done = 0.0
 
         def tell(part: float) -> None:
@@ -197,9 +196,11 @@ class Driver:
 
         # Not at the same time where someone counts the bytes.
         if query.engine.parallel(method) and len(tasks) > 1:
-            found = side_by_side(lambda task: self._by_cells(query, method, task), tasks, lambda _: tell(1.0))
+            found = side_by_side(
+                lambda task: self._by_cells(query, method, largest, task), tasks, lambda _: tell(1.0)
+            )
         else:
-            found = [self._by_cells(query, method, task, tell) for task in tasks]
+            found = [self._by_cells(query, method, largest, task, tell) for task in tasks]
         for findings in found:
             self.keep(findings)
 
@@ -207,29 +208,40 @@ class Driver:
         self,
         query: Query,
         method: Method,
+        largest: float,
         task: int,
         tell: Callable[[float], None] = lambda part: None,
     ) -> Findings:
-        """A cell need not be proven beyond what those before it reach. Planes stay where they are, so what is
-        proven of a cell holds for all smaller ε."""
-        known = self.brackets[task]
-        ball = query.region.select([task]).with_eps(CUT_AT * known.certified)
-        cells = cut(query.model.program64, ball, method.cells)
-        prove = Prover(replace(query, region=cells), method)
-        shape = straight([known.curve.steepness()]) if known.curve else None
-        best = Bracket(math.inf, math.inf)
-        counts = calls = 0
-        for cell in range(cells.tasks):
-            guess = min(best.certified, CUT_AT * known.certified)
-            found = in_step(prove, {cell: self.begin(guess, shape, best.certified)}, self.deadline)
-            counts, calls = counts + found.counts[cell], calls + found.calls
-            bracket = found.brackets[cell]
-            best = Bracket(min(best.certified, bracket.certified), min(best.margin, bracket.margin))
-            tell(1 / cells.tasks)
-            if best.certified <= known.certified:  # the cells prove no more than the ball
-                best = known
-                break
-        return Findings({task: best}, {task: counts}, calls)
+        """The worst cell is cut as long as there may be more; where all are proven, more is tried."""
+        known = best = self.brackets[task]
+        if self.expired:
+            return Findings({task: known}, {task: 0})
+        sizes = [min(CUT_AT * RISE**k * known.certified, largest) for k in range(RISES)]
+        ball = query.region.select([task]).with_eps(sizes[0])
+        control = Control(deadline=self.deadline)
+        tree = tree_of_cells(query.model, ball, method, query.label, query.engine, control)
+        cells = 1
+
+        def go_on() -> bool:
+            nonlocal cells
+            tell((len(tree.leaves) - cells) / method.cells)
+            cells = len(tree.leaves)
+            return not self.expired
+
+        def answer(_: Sequence[int], sizes: Sequence[float]) -> list[float]:
+            return [known.margin if eps <= known.certified else tree.limit(eps) for eps in sizes]
+
+        for eps in sizes:
+            if tree.grow(eps, go_on):
+                best = Bracket(eps, tree.margin)
+                continue
+            shape = straight([known.curve.steepness()]) if known.curve else None
+            search = {task: self.begin(eps, shape, eps)}
+            found = in_step(answer, search, self.deadline).brackets[task]
+            if found.certified > best.certified:
+                best = Bracket(found.certified, tree.margin)
+            break
+        return Findings({task: best}, {task: tree.asked}, tree.asked)
 
     @property
     def expired(self) -> bool:
@@ -281,7 +293,7 @@ class Findings:
 
 
 def in_step(
-    prove: Prover,
+    prove: Callable[[Sequence[int], Sequence[float]], list[float]],
     searches: Mapping[int, Strategy],
     deadline: float | None,
     tell: Callable[[int], None] = lambda finished: None,

@@ -83,7 +83,8 @@ def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> 
     passing = PASSING if propagation.keeps == "none" else PASSING_TOKEN
     roots = needed_boxes(program) | kept
     if method.optimise == "tuned":
-        each += TUNED * 2 * size * max((_sampled(scene, _root(scene, i), stops) for i in roots), default=0)
+        sampled = (_sampled(scene, Tuning(method.steps), _root(scene, i), stops) for i in roots)
+        each += TUNED * 2 * size * max(sampled, default=0)
     widest = max((widest_rows(scene, _root(scene, i), stops) for i in roots), default=0)
     return Need(passing * chunk, each + passing * 2 * size * widest)
 
@@ -115,9 +116,9 @@ def _terms(scene: Scene) -> int:
     )
 
 
-def _sampled(scene: Scene, root: int, stops: frozenset[int]) -> int:
+def _sampled(scene: Scene, tuning: Tuning, root: int, stops: frozenset[int]) -> int:
     """The coefficients of the rows of a node that are learned on, at all nodes they pass."""
-    return Tuning().sample(len(scene.clean[root])) * sum(row_entries(scene, root, stops))
+    return tuning.sample(len(scene.clean[root])) * sum(row_entries(scene, root, stops))
 
 
 def _rows(scene: Scene, kept: frozenset[int], stops: frozenset[int]) -> int:

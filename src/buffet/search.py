@@ -207,7 +207,7 @@ def radius(
     if clean > 0:
         driver.challenge(query, rivals, clean, search_to(fine))
     if chosen.cells > 1:
-        driver.branch(query, chosen)
+        driver.branch(query, chosen, largest)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(

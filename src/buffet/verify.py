@@ -19,15 +19,15 @@ from torch import Tensor
 from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attack
 from buffet.bounds.scene import Scene
-from buffet.branching import check_cuttable, cut
+from buffet.branching import Tree, check_cuttable
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
-from buffet.learning.lessons import Lessons
+from buffet.learning.lessons import Lessons, Memory
 from buffet.memory import Need, chunk_within, need, readable
 from buffet.methods import Method, method_named
 from buffet.parallel import side_by_side
 from buffet.program import Program
-from buffet.regions import LpBall, Region
+from buffet.regions import Cell, LpBall, Region
 
 Verdict = Literal["certified", "falsified", "unknown"]
 Trace = Callable[[list[int], int, Tensor], None]
@@ -38,6 +38,9 @@ QUICK_RIVALS = 2
 """How many of a method's rivals are asked before it."""
 GRACE, GRACE_SHARE = 0.5, 0.25
 """Seconds, and the share of a budget, that an attack may take after it: what is plainly wrong is found."""
+PATIENCE, FURTHER = 3, 1.1
+"""By so much longer a method learns for a ball whose cells all profit. If cells of a ball do not prove it,
+those of one so much larger are tried."""
 QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
 """What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
 
@@ -188,6 +191,8 @@ def verify(
     )
     check_cuttable(chosen, region)
     label, clean_margin = clean_answer(model, region, label)
+    if not clean_margin > 0:
+        chosen = replace(chosen, cells=1)  # no cutting makes a wrong answer right
     begin = time.perf_counter()
     control = Control(deadline=begin + checked_budget(budget) if budget is not None else None)
     margins = best_margins(model, region, chosen, label, engine or Engine(), control, trace)
@@ -259,32 +264,53 @@ def best_margins(
             best[tasks] = torch.where((theirs > ours)[:, None], found, best[tasks])
         if candidate is method and method.cells > 1:
             for task in (~proven(best)).nonzero()[:, 0].tolist():
-                least = _by_cells(model, region.select([task]), method, label, engine, own, control)
-                best[task] = best[task] if least is None else least
+                ball = region.select([task])
+                assert isinstance(ball, LpBall)
+                if tree := tree_of_proofs(model, ball, method, label, engine, control):
+                    best[task] = tree.margins
     assert best is not None
     return best
 
 
-def _by_cells(
-    model: Classifier,
-    ball: Region,
-    method: Method,
-    label: int,
-    engine: Engine,
-    scene: Scene,
-    control: Control,
-) -> Float[Tensor, "others"] | None:
-    """The margins of one task from those of the cells of its ball, if all of them are proven."""
-    assert isinstance(ball, LpBall)
-    region = cut(model.program64, ball, method.cells)
-    found = []
-    for part in torch.arange(region.tasks).split(torch.get_num_threads()):
+def tree_of_proofs(
+    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+) -> Tree | None:
+    """Cells of the ball of one task, all of them proven, if they are found.
+
+    What is cut at a larger ε is cut more finely where it matters: it may prove what the first cells do not.
+    """
+    assert ball.eps is not None
+    eps = float(ball.eps[0])
+    for size in (eps, FURTHER * eps):
         if control.expired:
             return None
-        found.append(bound_margins(model, region.select(part), method, label, engine, scene, control))
-        if not bool(proven(found[-1]).all()):
-            return None
-    return torch.cat(found).amin(0)
+        tree = tree_of_cells(model, ball.with_eps(size), method, label, engine, control)
+        tree.grow(size, lambda: not control.expired)
+        if tree.limit(eps) > 0:
+            return tree
+    return None
+
+
+def tree_of_cells(
+    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+) -> Tree:
+    """Cells of the ball of one task that a method is asked about.
+
+    What it learns for the ball serves them all: to learn for each would gain nothing more. So it learns a
+    little longer, if there is memory.
+    """
+    scene = method.scene(model.program64, ball.center, label)
+    memory = control.memory or Memory()
+    if method.optimise != "none":
+        patient = replace(method, steps=PATIENCE * method.steps)
+        learner = patient if engine.holds(scene, patient, ball) else method
+        bound_margins(model, ball, learner, label, engine, scene, replace(control, memory=memory))
+
+    def ask(cell: Cell) -> Tensor:
+        own = replace(control, memory=memory.copy())  # no cell depends on which came first
+        return bound_margins(model, cell, method, label, engine, scene, own)[0]
+
+    return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
 
 
 def bound_margins(

@@ -127,7 +127,7 @@ def _claim(number: int, raw: Any) -> Claim:
         {"p", "eps", "lower", "upper", "budget", "cuts", "rows"},
     )
     if region["kind"] == "cell":
-        _object(region, f"{where}.region", {"kind", "moved", "eps", "cuts", "rows", "lower", "upper"})
+        _object(region, f"{where}.region", {"kind", "moved", "p", "eps", "cuts", "rows", "lower", "upper"})
         _count(region["cuts"], f"{where}.region.cuts")
     return Claim(
         number=number,
@@ -165,21 +165,21 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
     shape = len(moved), rows.shape[1]
     if raw["kind"] == "ball":
         _object(raw, where, {"kind", "moved", "p", "eps"})
+    if raw["kind"] in ("ball", "cell"):
         eps = _number(raw["eps"], f"{where}.eps")
         p = math.inf if raw["p"] == "inf" else _number(raw["p"], f"{where}.p")
         if not 0 <= eps <= LARGEST or not p >= 1:
             raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and p {p} ≥ 1")
         end = np.full(shape, eps)
+    if raw["kind"] == "ball":
         return Ball(index, -end, end, p, eps)
     if raw["kind"] == "cell":
-        eps = _number(raw["eps"], f"{where}.eps")
         places = tuple(_count(i, f"{where}.rows") for i in _list(raw["rows"], f"{where}.rows"))
-        if not 0 <= eps <= LARGEST or not places or max(places) >= len(moved):
-            raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and rows name moved rows")
+        if not places or max(places) >= len(moved):
+            raise RejectedError(f"{where}.rows must name moved rows")
         directions = tensors.need(f"cuts.{raw['cuts']}", [(len(places), shape[1])])
         low, high = zip(*cell_ends(claim), strict=True)
-        end = np.full(shape, eps)
-        return Cell(index, -end, end, 2, eps, places, directions, low, high)
+        return Cell(index, -end, end, p, eps, places, directions, low, high)
     if raw["kind"] == "box":
         _object(raw, where, {"kind", "moved"})
         ends = [tensors.need(f"{claim.number}.region.{side}", [shape]) for side in ("lower", "upper")]

@@ -9,6 +9,9 @@ import numpy as np
 
 from buffet_checker.balls import FUNCTION, Array, U, gamma
 
+GOLDEN, STEPS = (math.sqrt(5) - 1) / 2, 44
+"""Of the search for the weight of a plane: to a billionth of its range."""
+
 
 @dataclass(frozen=True)
 class Region:
@@ -55,7 +58,7 @@ class Ball(Region):
 
 @dataclass(frozen=True)
 class Cell(Ball):
-    """The part of an L2 ball where ``low ≤ u·δ_d ≤ high`` for every cut: a direction u of one moved row d.
+    """The part of a ball where ``low ≤ u·δ_d ≤ high`` for every cut: a direction u of one moved row d.
 
     For *every* weight w, of either sign, and with w⁺·low − w⁻·high ≤ w u·δ, the minimum is at least that of
     ``form − w u`` over the ball plus ``w⁺·low − w⁻·high``. So weights need not be computed rigorously.
@@ -69,7 +72,9 @@ class Cell(Ball):
     def minimum(self, form: Array) -> Array:
         rest, gain, size = form.copy(), np.zeros(form.shape[2:]), np.zeros(form.shape[2:])
         for row, u, low, high in zip(self.rows, self.directions, self.low, self.high, strict=True):
-            weight = _weight(rest[row], u, self.eps, low, high)
+            if low == -math.inf and high == math.inf:
+                continue
+            weight = (self._flat_weight if self.p == 2 else self._weight)(rest[row], u, low, high)
             worth = np.maximum(weight, 0) * (low if low > -math.inf else 0.0)
             worth = worth + np.minimum(weight, 0) * (high if high < math.inf else 0.0)
             taken = u.reshape(-1, *(1 for _ in weight.shape)) * weight
@@ -81,19 +86,48 @@ class Cell(Ball):
         error = gamma(4 * len(self.rows) + 8) * size * (1 + 1e-8) + 1e-150
         return np.fmax(super().minimum(rest) + (gain - error), super().minimum(form))
 
+    def _flat_weight(self, form: Array, u: Array, low: float, high: float) -> Array:
+        """About the best weight in L2; one that would need a plane on an open side is 0."""
+        along = np.tensordot(u, form, 1)
+        norm = np.sqrt(np.square(form).sum(0))
+        across = np.sqrt(np.maximum(np.square(norm) - np.square(along), 0))
+        free = -along / np.where(norm > 0, norm, 1.0)
+        if self.eps > 0:
+            place = np.minimum(np.maximum(free, min(low / self.eps, 0.9)), max(high / self.eps, -0.9))
+        else:
+            place = free
+        weight = np.where(place == free, 0.0, along + place * across / np.sqrt(1 - np.square(place)))
+        weight = np.nan_to_num(weight, nan=0.0, posinf=0.0, neginf=0.0)
+        least = 0.0 if high == math.inf else -math.inf
+        most = 0.0 if low == -math.inf else math.inf
+        return np.clip(weight, least, most)
 
-def _weight(form: Array, u: Array, eps: float, low: float, high: float) -> Array:
-    """About the best weight; one that would need a plane on an open side is 0."""
-    along = np.tensordot(u, form, 1)
-    norm = np.sqrt(np.square(form).sum(0))
-    across = np.sqrt(np.maximum(np.square(norm) - np.square(along), 0))
-    free = -along / np.where(norm > 0, norm, 1.0)
-    place = np.clip(free, *np.clip([low / eps, high / eps], -0.999, 0.999)) if eps > 0 else free
-    weight = np.where(place == free, 0.0, along + place * across / np.sqrt(1 - np.square(place)))
-    weight = np.nan_to_num(weight, nan=0.0, posinf=0.0, neginf=0.0)
-    least = 0.0 if high == math.inf else -math.inf
-    most = 0.0 if low == -math.inf else math.inf
-    return np.clip(weight, least, most)
+    def _weight(self, form: Array, u: Array, low: float, high: float) -> Array:
+        """The same in any norm: the bound is a concave function of it (golden section)."""
+        size, across = Ball(self.moved[:1], self.lower[:1], self.upper[:1], self.p, 1.0), u[None, :, None]
+        flat = form.reshape(1, len(u), -1)
+        reach = 3 * size.minimum(flat) / size.minimum(across)
+        left = reach * (0.0 if high == math.inf else -1.0)
+        right = reach * (0.0 if low == -math.inf else 1.0)
+        worth = [end if math.isfinite(end) else 0.0 for end in (low, high)]
+
+        def bound(weight: Array) -> Array:
+            rest = self.eps * size.minimum(flat - across * weight)
+            return rest + np.maximum(weight, 0) * worth[0] + np.minimum(weight, 0) * worth[1]
+
+        a, b = (GOLDEN * x + (1 - GOLDEN) * y for x, y in ((left, right), (right, left)))
+        at_a, at_b = bound(a), bound(b)
+        for _ in range(STEPS):
+            better = at_a > at_b
+            left, right = np.where(better, left, a), np.where(better, b, right)
+            new = np.where(better, GOLDEN * left + (1 - GOLDEN) * right, GOLDEN * right + (1 - GOLDEN) * left)
+            at_new = bound(new)
+            a, at_a, b, at_b = (
+                np.where(better, x, y) for x, y in ((new, b), (at_new, at_b), (a, new), (at_a, at_new))
+            )
+        weight = (left + right) / 2
+        weight = np.where(bound(weight) > bound(np.zeros_like(weight)), weight, 0.0)
+        return np.nan_to_num(weight, nan=0.0, posinf=0.0, neginf=0.0).reshape(form.shape[1:])
 
 
 @dataclass(frozen=True)

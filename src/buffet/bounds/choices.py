@@ -22,7 +22,6 @@ from buffet.bounds.relaxations import Side, relax
 from buffet.bounds.softmax import softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.program import Apply, Bilinear, Mix, Node, Softmax
-from buffet.regions import LpBall
 
 Shares = dict[str, Tensor]
 """The learned shares of one node: ``lower``, ``upper``, or of a softmax ``point``, ``mixture``, ``shift``."""
@@ -63,8 +62,8 @@ class Relaxer:
             return fixed, fixed
         assert isinstance(node.op, Bilinear)
         known = tuple(_known(bounds, i) for i in node.inputs)
-        if isinstance(bounds.region, LpBall) and all(_exact(factor) for factor in known):
-            return 0.0, 0.0  # ranges of exact forms over a ball are symmetric: all ties
+        if bounds.region.symmetric and all(_exact(factor) for factor in known):
+            return 0.0, 0.0  # ranges of exact forms are symmetric then: all ties
         x, y = (bounds.boxes[i] for i in node.inputs)
         weights, values = known
         if isinstance(node.op, Mix) and isinstance(values, Local):

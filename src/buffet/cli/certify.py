@@ -116,8 +116,8 @@ def certify(
         int | None,
         typer.Option(
             metavar="N",
-            help="In L2: cut every ball into up to N cells and prove each. Proves more: about 20 % with"
-            " 6 cells, in three times the time.",
+            help="Cut every ball into up to N cells and prove each. Proves more: about 20 % with 6 cells, in"
+            " three to four times the time.",
         ),
     ] = None,
     search: Annotated[

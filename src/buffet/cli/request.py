@@ -102,7 +102,8 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     encoding = model.encode(request.text)
     tasks = parse_words(request.words, encoding, special=request.special)
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
-    torch.set_num_threads(request.threads or (min(cores(), len(tasks)) if apart else 1))
+    useful = cores() if request.chosen.cells > 1 else min(cores(), len(tasks))
+    torch.set_num_threads(request.threads or (useful if apart else 1))
     x = model.embed(request.text)
     logits = model.program64.evaluate(x.double())
     regions = [LpBall(x, group, request.norm) for group in _by_size(tasks)]

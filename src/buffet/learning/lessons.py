@@ -53,17 +53,31 @@ class Memory:
             self._first.setdefault(root, shares)
 
     def shares_of(
-        self, region: Region, root: int, within: float = math.inf, *, others: bool = False
+        self,
+        region: Region,
+        root: int,
+        within: float = math.inf,
+        *,
+        wholes: bool = False,
+        others: bool = False,
     ) -> dict[int, Shares] | None:
         """What was learned for these tasks, no further than `within` (relatively) from their present ε.
 
-        With `others`, tasks nothing was learned for get what was learned for the first one.
+        Failing that: with `wholes`, what was learned at any ε for the whole that a task is a part of; with
+        `others`, what was learned for the first task.
         """
-        first = 0.0, self._first.get(root) if others else None
-        known = [(*self._known.get((name, root), first), size) for name, size in _tasks(region)]
-        fit = [k for at, k, size in known if k and (math.isinf(within) or abs(size / at - 1) < within)]
-        if not fit or len(fit) < len(known):
-            return None
+        fit = []
+        for (name, size), whole in zip(_tasks(region), region.wholes(), strict=True):
+            at, shares = self._known.get((name, root), (0.0, None))
+            if shares and not (math.isinf(within) or abs(size - at) <= within * at):
+                shares = None
+            if not shares and wholes and whole != name:
+                _, shares = self._known.get((whole, root), (0.0, None))
+            if not shares and others:
+                shares = self._first.get(root)
+            if not shares:
+                return None
+            fit.append(shares)
         # Which sides of a line are free depends on ε: what not all tasks have learned is left to its default.
         return {
             i: {k: torch.stack([one[i][k] for one in fit]) for k in s if all(k in one[i] for one in fit)}

@@ -39,7 +39,7 @@ def learn(
     """
     root, memory = len(bounds.nodes) - 1, control.memory
     starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
-    known = memory.shares_of(bounds.region, root, others=True) if memory else None
+    known = memory.shares_of(bounds.region, root, wholes=True, others=True) if memory else None
     if memory:
         learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds.region, root))
     if known and not learning.steps:

@@ -28,7 +28,6 @@ class Tuning:
     """
 
     steps: int = 40  # for the margin; every group takes a tenth
-    rows: int = 24  # sampled, over all tokens
     near: float = 0.15  # within this relative distance of the ε they were learned at, shares are kept
     rate: float = 0.15  # of Adam
     control: Control = field(default_factory=Control)
@@ -40,14 +39,17 @@ class Tuning:
         return math.ceil(self.steps / 10)
 
     def sample(self, tokens: int) -> int:
-        """How many features of a node with so many tokens are learned on."""
-        return max(2, self.rows // tokens)
+        """How many features of a node with so many tokens are learned on: the more steps, the more rows."""
+        return max(2, 6 * self.each // tokens)
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
         memory, target = self.control.memory, nodes[0]
         follows = not learns(bounds.nodes[target])
-        known = memory.shares_of(bounds.region, target, self.near) if memory and not follows else None
+        # A part of a ball can be bounded just as well with what was learned for the whole.
+        known = None
+        if memory and not follows:
+            known = memory.shares_of(bounds.region, target, self.near, wholes=True)
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)

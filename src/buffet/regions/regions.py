@@ -106,6 +106,15 @@ class Region(ABC):
         """What tells the tasks apart, whatever their size: the rows that move."""
         return [tuple(rows) for rows in self.moved.tolist()]
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether −δ may happen wherever δ may."""
+        return False
+
+    def wholes(self) -> list[Hashable]:
+        """The names of the tasks that these are parts of: themselves, if they are whole."""
+        return self.names()
+
     def points(self, delta: Delta) -> Float[Tensor, "*restarts tasks tokens width"]:
         """The sentence's rows with the moved ones shifted by `delta`, in the precision of `delta`."""
         rows = self.center.to(delta.dtype).expand(*delta.shape[:-2], -1, -1)
@@ -197,6 +206,10 @@ class LpBall(Region):
             norms = torch.cdist(a, -b, self.q)
         return self._outer(a.dtype)[:, None, None, None] * norms.sum(2) * scale
 
+    @property
+    def symmetric(self) -> bool:
+        return True
+
     def spread(self, form: Form, least: Float[Tensor, "tasks *rows"]) -> Float[Tensor, "tasks *rows"]:
         return least.abs()  # by symmetry
 
@@ -212,7 +225,7 @@ class LpBall(Region):
 
     def lowest(self, form: Delta) -> Delta:
         if self.p not in (1, 2, math.inf):
-            return self.extreme(form)  # powers of the form as it is might underflow
+            return LpBall.extreme(self, form)  # powers of the form as it is might underflow
         return self._outer(form.dtype)[:, None, None] * self._steepest(form)
 
     def _steepest(self, form: Tensor) -> Tensor:
