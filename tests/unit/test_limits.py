@@ -175,7 +175,7 @@ def test_memory_is_kept(method, words, limit, tmp_path):
     directory = write_random(tmp_path / "model", width=64, layers=2)
     given = [sys.executable, "-c", GROWTH, str(directory), TEXT, method, str(words), str(limit << 20)]
     done = subprocess.run(given, capture_output=True, text=True, check=True)
-    # Seen: 0.32 to 0.46 of the limit. How much, the allocator decides too: the lower bound leaves room for it.
+    # Seen: 0.32 to 0.46 of the limit. The allocator decides too: the lower bound leaves room for it.
     assert limit / 6 < float(done.stdout) < limit
 
 
