@@ -123,15 +123,18 @@ class Driver:
         ranges: Sequence[tuple[float, float]],
         place: float,
         begin: Begin | None = None,
-    ) -> None:
+        shape: Shape | None = None,
+    ) -> Shape | None:
         """Some tasks go ahead, from a `place` (in logarithms) in the range where their radii are expected.
 
-        The others start at the mean of the places these found, and with the shape of their margin function.
+        The others start at the mean of the places these found, and with the shape of their margin function,
+        which is returned. Where a `shape` is known already none goes ahead.
         """
         learns = prove.method.optimise == "tuned"
-        ahead = AHEAD if learns else 1
-        shape: Shape | None = None
+        ahead = 0 if shape else AHEAD if learns else 1
         for group in (range(len(ranges))[:ahead], range(len(ranges))[ahead:]):
+            if not group:
+                continue
             caution = CAUTION if group.start else 1.0
             guesses = {t: caution * ranges[t][0] ** (1 - place) * ranges[t][1] ** place for t in group}
             self.run(prove, guesses, shape, begin)
@@ -144,6 +147,7 @@ class Driver:
                 shape = straight(curve.steepness() for curve, _ in curves)
             elif curves:
                 shape = curves[0][0].shape(curves[0][1])
+        return shape
 
     def improve(self, prove: Prover) -> None:
         """Learn at what is proven, and search on from where that leads; one task goes ahead."""

@@ -29,7 +29,9 @@ from buffet.verify import (
     without_padding,
 )
 
-LEARNED_TOLERANCE = 2e-2
+LEARNED_TOLERANCE, CHEAP_TOLERANCE = 2e-2, 5e-3
+"""Of a search, relative, where the method learns its boxes, which moves its margins by about as much; and on
+networks of one layer, where asking once more costs little."""
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
 ATTACK_SHARE = 0.25
@@ -38,8 +40,9 @@ GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 SMALL_SHARE, LOST = 0.9, 0.8
 """Radii are expected between this share of the attacked one, smaller by a factor of exp(−0.8) for every
 layer, and that itself."""
-MIDDLE, BEYOND_QUICK = 0.33, 0.4
-"""How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
+MIDDLE, BEYOND_QUICK, BEYOND_PLAIN = 0.33, 0.4, 0.06
+"""How far on the way (in logarithms) from there, or from what a quick method or the same without learning
+proves, to the attacked one."""
 ROUGH = 0.05
 """The tolerance of searches that only lead to others."""
 
@@ -113,7 +116,7 @@ def radius(
         search: ``secant`` (safeguarded) or ``bisection`` (doubling from 0.01 and ten halvings, as in the
             BuFFeT paper).
         tolerance: of the secant search, relative; by default 0.001, or 0.02 where the method learns its
-            boxes, which moves its margins by about that.
+            boxes (0.005 on one layer), which moves its margins by about that.
         attack: also look for the upper end of the bracket.
         attacked: that upper end of every task, if it is known already.
         budget: seconds after which the best of what is proven by then is returned; attacks take a quarter
@@ -143,7 +146,8 @@ def radius(
     check_cuttable(chosen, region)
     fine = TOLERANCE if tolerance is None else tolerance
     if tolerance is None:
-        tolerance = LEARNED_TOLERANCE if chosen.optimise == "tuned" else TOLERANCE
+        learned = LEARNED_TOLERANCE if model.program64.layers > 1 else CHEAP_TOLERANCE
+        tolerance = learned if chosen.optimise == "tuned" else TOLERANCE
     if not (0 < tolerance < 1 and 0 < largest < math.inf):
         raise BuffetError(f"tolerance {tolerance} must lie in (0, 1) and largest {largest} be a finite ε > 0")
     label, clean = clean_answer(model, region, label)
@@ -183,19 +187,21 @@ def radius(
     driver = Driver(search_to(tolerance), region.tasks, deadline, report, 0.95 if chosen.cells == 1 else 0.3)
     quick, *rivals = chosen.challengers(model.program64) or (None,)
     # Quick methods have an answer should time run out, and good guesses for what follows.
-    quick = chosen.plain() if chosen.optimise == "all" else quick
+    quick = chosen.plain() if chosen.optimise in ("all", "final") else quick
     small = SMALL_SHARE * math.exp(-LOST * model.program64.layers)
     ranges = [(small * size, size) for size in scale.tolist()]
-    place = MIDDLE
+    place, shape = MIDDLE, None
     if quick and (helper := Prover(query, quick)).fits:
         asked, accuracy = ranges, tolerance
-        if chosen.optimise == "tuned":
+        if chosen.optimise == "final":
+            asked = ranges[:1]  # margins over the same boxes: one task tells where all are
+        elif chosen.optimise == "tuned":
             # What is learned afterwards is much more: if time cannot run out, one rough answer will do. The
             # other tasks are then asked of the quick method as of any rival.
             asked, accuracy = (ranges[:1], ROUGH) if deadline is None else (ranges, TOLERANCE)
             rivals = rivals if len(asked) == len(ranges) else [quick, *rivals]
-        driver.search(helper, asked, place, search_to(accuracy))
-        place = BEYOND_QUICK
+        seen = driver.search(helper, asked, place, search_to(accuracy))
+        place, shape = (BEYOND_PLAIN, seen) if chosen.optimise == "final" else (BEYOND_QUICK, None)
         tried = zip(driver.brackets[: len(asked)], asked, strict=True)
         found = [b.certified / high if high > 0 else 0.0 for b, (_, high) in tried]
         found += found[:1] * (len(ranges) - len(asked))
@@ -203,7 +209,7 @@ def radius(
     if chosen.optimise == "all":
         driver.improve(prover)
     else:
-        driver.search(prover, ranges, place)
+        driver.search(prover, ranges, place, shape=shape)
     if clean > 0:
         driver.challenge(query, rivals, clean, search_to(fine))
     if chosen.cells > 1:

@@ -233,6 +233,29 @@ def test_one_task_leads_and_the_others_are_asked_in_one_call(search, monkeypatch
         assert task.attacked == math.inf
 
 
+def test_a_margin_is_learned_for_all_tasks_at_once_after_one_was_asked_without_learning(monkeypatch):
+    from buffet import driver as module
+
+    asked: list[tuple[str, int]] = []
+    original = module.bound_margins
+
+    def seen(model, region, method, *rest):
+        asked.append((method.optimise, region.tasks))
+        return original(model, region, method, *rest)
+
+    monkeypatch.setattr(module, "bound_margins", seen)
+    ball = LpBall(sentence(), [[0], [1], [3]], 2)
+    learned = radius(small_model(), ball, "baseline", optimise="final", attack=False)
+    first = [mode for mode, _ in asked].index("final")
+    assert first > 0
+    assert asked[:first] == [("none", 1)] * first
+    assert asked[first] == ("final", 3)
+    assert all(mode == "final" for mode, _ in asked[first:])
+    plain = radius(small_model(), ball, "baseline", attack=False)
+    for with_it, without in zip(learned.tasks, plain.tasks, strict=True):
+        assert with_it.certified >= (1 - 2 * TOLERANCE) * without.certified
+
+
 @pytest.mark.parametrize(("method", "p"), [("baseline", 1), ("baseline", math.inf), ("backward", 2)])
 def test_the_radius_is_certified_and_a_little_more_is_not(method, p):
     model, x = small_model(classes=3), sentence()
