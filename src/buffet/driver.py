@@ -22,6 +22,8 @@ TOLERANCE = 1e-3
 """Of a search, relative, unless something else is asked for."""
 CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
+PROMISING = 0.97
+"""What learning leads to is searched on from if it is at least this share of what is proven."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
 CUT_AT, RISE, RISES = 1.2, 1.08, 8
@@ -149,8 +151,11 @@ class Driver:
                 shape = curves[0][0].shape(curves[0][1])
         return shape
 
-    def improve(self, prove: Prover) -> None:
-        """Learn at what is proven, and search on from where that leads; one task goes ahead."""
+    def improve(self, prove: Prover, begin: Begin | None = None) -> None:
+        """Learn at what is proven, and search on from where that leads; one task goes ahead.
+
+        If that is far below what is known already, the others are left alone.
+        """
         gain = 1.0
         tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
         for group in (tasks[:1], tasks[1:]):
@@ -158,8 +163,10 @@ class Driver:
                 return
             before = {task: self.brackets[task] for task in group}
             guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
+            if all(e < PROMISING * b.certified for e, b in zip(guesses, before.values(), strict=True)):
+                return
             shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
-            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0])
+            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0], begin)
             gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
 
     def challenge(self, query: Query, rivals: Sequence[Method], clean: float, begin: Begin) -> None:
@@ -167,7 +174,9 @@ class Driver:
 
         All are asked about the first task, before they learn anything; those far from proving it are not
         asked about the others. That may be done in single precision: where it is too narrow, bounds are wide.
+        On one layer, those that learn end to end may do so: it costs little, and gains a fifth.
         """
+        shallow = query.model.program64.layers == 1
         rough = replace(query, engine=replace(query.engine, widen=False))
 
         def sizes() -> list[float]:
@@ -181,9 +190,14 @@ class Driver:
         counted = query.engine.memory is not None
         margins = [first(rival) for rival in rivals] if counted else side_by_side(first, rivals)
         for rival, margin in zip(rivals, margins, strict=True):
-            if self.expired or not margin > -CLOSE * clean:
+            learns = rival.optimise == "all"
+            if self.expired or not (margin > -CLOSE * clean or (learns and shallow)):
                 continue
-            if (prove := Prover(query, rival)).fits:
+            if not (prove := Prover(query, rival)).fits:
+                continue
+            if learns:  # it proves the most where it learns at its own edge
+                self.improve(prove, begin)
+            else:
                 eps = sizes()
                 answers = prove(range(len(eps)), eps)
                 self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None, begin)

@@ -118,7 +118,7 @@ def _terms(scene: Scene) -> int:
 
 def _sampled(scene: Scene, tuning: Tuning, root: int, stops: frozenset[int]) -> int:
     """The coefficients of the rows of a node that are learned on, at all nodes they pass."""
-    return tuning.sample(len(scene.clean[root])) * sum(row_entries(scene, root, stops))
+    return tuning.sample(scene, root) * sum(row_entries(scene, root, stops))
 
 
 def _rows(scene: Scene, kept: frozenset[int], stops: frozenset[int]) -> int:

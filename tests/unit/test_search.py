@@ -427,3 +427,20 @@ def test_rivals_are_first_asked_in_single_precision_only(monkeypatch):
     assert found.certified > 0
     assert widened[0]
     assert not all(widened)
+
+
+def test_a_rival_that_gains_by_learning_is_asked_on_one_layer_however_far_it_is_before(monkeypatch):
+    """alpha-CROWN's way of learning may prove a fifth more than the same bounds without it."""
+    from buffet import driver
+
+    asked: list[str] = []
+    original = driver.Prover.learn_from
+
+    def seen(self, tasks, eps):
+        asked.append(self.method.propagation)
+        return original(self, tasks, eps)
+
+    monkeypatch.setattr(driver.Prover, "learn_from", seen)
+    monkeypatch.setattr(driver, "CLOSE", -math.inf)  # nobody comes near without learning
+    radius(small_model(), LpBall(sentence(), [[0], [1]], 2), "buffet", attack=False)
+    assert "backward" in asked

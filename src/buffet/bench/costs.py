@@ -224,8 +224,8 @@ class _Walk:
         work = replace(work, kernels=work.kernels * chunks, peak_bytes=peak)
         if self.method.optimise == "tuned" and learns(first):
             tuning = Tuning(self.method.steps)
-            step = self.pull(root, _Rows(tokens, 2 * min(tuning.sample(tokens), features)), stops)
-            work += step.times(GRADIENT * tuning.each)
+            step = self.pull(root, _Rows(tokens, 2 * min(tuning.sample(self.scene, root), features)), stops)
+            work += step.times(GRADIENT * tuning.each(self.scene.program))
         return work
 
     def pull(self, root: int, rows: _Rows, stops: frozenset[int]) -> Estimate:

@@ -11,12 +11,13 @@ import torch
 from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
+from buffet.bounds.scene import Scene
 from buffet.bounds.substitution import Bounds
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
 from buffet.learning.sheet import Sheet
 from buffet.learning.starts import initial_shares
-from buffet.program import Node, Scores, Softmax
+from buffet.program import Node, Program, Scores, Softmax
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,22 @@ class Tuning:
     what the groups before it have learned; shares of another word would be a much worse start.
     """
 
-    steps: int = 40  # for the margin; every group takes a tenth
+    steps: int = 40  # for the margin; every group takes a tenth, in a network of one layer a quarter
     near: float = 0.15  # within this relative distance of the ε they were learned at, shares are kept
     rate: float = 0.15  # of Adam
     control: Control = field(default_factory=Control)
     carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
 
-    @property
-    def each(self) -> int:
-        """The steps of every group. Four bring half of what forty can gain, which cost ten times as much."""
-        return math.ceil(self.steps / 10)
+    def each(self, program: Program) -> int:
+        """The steps of every group. Four bring half of what forty can gain, which cost ten times as much.
 
-    def sample(self, tokens: int) -> int:
-        """How many features of a node with so many tokens are learned on: the more steps, the more rows."""
-        return max(2, 6 * self.each // tokens)
+        One layer has few groups, and none of them rows that pass through another.
+        """
+        return math.ceil(self.steps / (10 if program.layers > 1 else 4))
+
+    def sample(self, scene: Scene, root: int) -> int:
+        """How many features of a node are learned on: the more steps, the more rows."""
+        return max(2, 6 * self.each(scene.program) // len(scene.clean[root]))
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         root, _ = next(iter(bounds.unit_rows(nodes, stops)))
@@ -55,8 +58,8 @@ class Tuning:
             return bounds.boxes_of(nodes, stops)
         features = sum(bounds.clean[n].shape[-1] for n in nodes)
         generator = torch.Generator().manual_seed(root)
-        sample = torch.randperm(features, generator=generator)[: self.sample(len(bounds.clean[root]))]
-        steps = 0 if follows or known else self.each
+        sample = torch.randperm(features, generator=generator)[: self.sample(bounds.scene, root)]
+        steps = 0 if follows or known else self.each(bounds.scene.program)
         sheet = Sheet(shares)
         adam = Adam(sheet, self.rate)
         for _ in range(steps):
