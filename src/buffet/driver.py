@@ -23,7 +23,7 @@ TOLERANCE = 1e-3
 CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 PROMISING = 0.97
-"""What learning leads to is searched on from if it is at least this share of what is proven."""
+"""What a rival's learning leads to is searched on from if it is at least this share of what is proven."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
 CUT_AT, RISE, RISES = 1.2, 1.08, 8
@@ -151,10 +151,10 @@ class Driver:
                 shape = curves[0][0].shape(curves[0][1])
         return shape
 
-    def improve(self, prove: Prover, begin: Begin | None = None) -> None:
+    def improve(self, prove: Prover, begin: Begin | None = None, least: float = 0.0) -> None:
         """Learn at what is proven, and search on from where that leads; one task goes ahead.
 
-        If that is far below what is known already, the others are left alone.
+        If that is below a share `least` of what is proven, it ends there, and the others are left alone.
         """
         gain = 1.0
         tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
@@ -163,7 +163,7 @@ class Driver:
                 return
             before = {task: self.brackets[task] for task in group}
             guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
-            if all(e < PROMISING * b.certified for e, b in zip(guesses, before.values(), strict=True)):
+            if all(e < least * b.certified for e, b in zip(guesses, before.values(), strict=True)):
                 return
             shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
             self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0], begin)
@@ -196,7 +196,7 @@ class Driver:
             if not (prove := Prover(query, rival)).fits:
                 continue
             if learns:  # it proves the most where it learns at its own edge
-                self.improve(prove, begin)
+                self.improve(prove, begin, PROMISING)
             else:
                 eps = sizes()
                 answers = prove(range(len(eps)), eps)
