@@ -20,6 +20,7 @@ from buffet_checker.functions import FUNCTIONS
 from buffet_checker.intervals import Box, differences, ends, magnitude
 from buffet_checker.network import Node
 from buffet_checker.pieces import LinesPiece, Piece, split_terms
+from buffet_checker.wholes import WholePiece
 
 U32 = 2.0**-24
 _MORE = 1 + 1e-6
@@ -125,7 +126,12 @@ def strain(node: Node, piece: Piece, values: list[Array], boxes: list[Box], esca
         return _MORE * _softmax_strain(node, values, boxes, escapes)
     # (a − l)(b − m) and the like, which are the gaps between a product and its planes, turn negative outside
     (a, b), (wide_a, wide_b) = escapes[:2], (high - low for low, high in boxes[:2])
-    return _MORE * (_products(node, a, wide_b + b) + _products(node, wide_a + a, b))
+    beyond = _products(node, a, wide_b + b) + _products(node, wide_a + a, b)
+    if isinstance(
+        piece, WholePiece
+    ):  # what is left over grows with the weights, and values leave their forms
+        beyond = beyond + _products(node, a, piece.size) + _products(node, wide_a + a, piece.wobble)
+    return _MORE * beyond
 
 
 def _overshoot(node: Node, piece: LinesPiece, box: Box, escape: Array) -> Array:

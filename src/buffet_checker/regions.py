@@ -55,6 +55,10 @@ class Ball(Region):
         grown = 1 + gamma(width + words + 16) + 8 * FUNCTION
         return -self.eps * (norms.sum(0) * grown + words * 1e-150) * (1 + 8 * U)
 
+    def largest(self, form: Array) -> Array:
+        """At least ``max |form·δ_d|`` of any moved row d, for ``form[width, ...]``."""
+        return -Ball.minimum(self, form[None])
+
 
 @dataclass(frozen=True)
 class Cell(Ball):

@@ -36,9 +36,10 @@ from buffet_checker.pieces import (
     SumPiece,
     planes,
 )
-from buffet_checker.regions import Region
+from buffet_checker.regions import Ball, Region
 from buffet_checker.rows import Form, Local, Rows
 from buffet_checker.softmax import softmax_piece
+from buffet_checker.wholes import whole
 
 CHUNK = 8 << 20
 """Bytes aimed at for the coefficients of one pass."""
@@ -224,9 +225,17 @@ class Claimed:
             "rescale": (len(x), node.heads, x.shape[1] // node.heads),
         }[kind]
         low, high = (self.tensors.need(f"{prefix}.{s}", [(), sizes], share=True) for s in ("lower", "upper"))
-        return planes(
-            kind, node.heads, node.scale, (x, y), (boxes[0], boxes[1]), (low, high), self.residuals[index]
-        )
+        both = boxes[0], boxes[1]
+        piece = planes(kind, node.heads, node.scale, (x, y), both, (low, high), self.residuals[index])
+        share = self.tensors.get(f"{prefix}.whole", [sizes[:2]], share=True)
+        if share is None:
+            return piece
+        local = self.locals.get(node.inputs[1])
+        if kind != "mix" or node.scale != 1 or local is None or not isinstance(self.region, Ball):
+            raise RejectedError(
+                f"node {index} ({node.name}): only values that move linearly in a ball are bounded as a whole"
+            )
+        return whole(piece, share, (x, y), both, local, self.region)
 
     # --- derivations ----------------------------------------------------------------------------------------
 
