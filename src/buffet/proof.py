@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import Relaxer, Shares
+from buffet.bounds.choices import Relaxer, Shares, whole_of
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import LinesPiece, Piece
@@ -62,7 +62,9 @@ class Recorder:
             low, high = (
                 self._keep(index, side, a) for side, a in zip(("lower", "upper"), alphas, strict=True)
             )
-            return planes(node.op, clean, *boxes, alpha_lower=low, alpha_upper=high, dtype=bounds.dtype)
+            piece = planes(node.op, clean, *boxes, alpha_lower=low, alpha_upper=high, dtype=bounds.dtype)
+            whole = whole_of(bounds, node) if "whole" in shares else None
+            return whole.mixed(piece, self._kept(index, "whole", shares["whole"])) if whole else piece
         if isinstance(node.op, Softmax):
             given: dict[str, Alpha] = {"point": 0.5, **shares}
             if "mixture" not in given:
@@ -75,14 +77,17 @@ class Recorder:
 
         def slope(side: Side, place: int) -> Tensor:
             free = torch.lerp(*slope_range(*where, side), shares[side]) if side in shares else default[place]
-            kept = self._keep(index, side, free)
-            assert isinstance(kept, Tensor)
-            return kept
+            return self._kept(index, side, free)
 
         lines = relax(
             *where, lower_slope=slope("lower", 0), upper_slope=slope("upper", 1), dtype=bounds.dtype
         )
         return LinesPiece(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
+
+    def _kept(self, index: int, name: str, value: Tensor) -> Tensor:
+        kept = self._keep(index, name, value)
+        assert isinstance(kept, Tensor)
+        return kept
 
     def _keep(self, index: int, name: str, value: Alpha) -> Alpha:
         stored = torch.as_tensor(value, dtype=torch.float32).detach()

@@ -3,6 +3,7 @@
 functions      the scalar functions, one table
 relaxations    function on an interval → lines above and below
 products       planes of x·y and the choice of alpha
+wholes         weights times values that move linearly, all features of a head at once
 softmax        softmax taken apart, or bounded as a whole
 choices        what is free in a relaxation, and how it is chosen (`learning`: how it is learned)
 intervals      interval arithmetic of every operation

@@ -2,8 +2,9 @@
 
 Every free number is a share in [0, 1], and every share is sound: α between the two planes of a product, the
 slope of a line between the least and the largest useful one, the point of the box where a softmax bound
-touches, the mixture of two such bounds, the constant that Σp = 1 allows to take off. So a learned relaxation
-is a dictionary of shares per node, and projecting it means clamping.
+touches, the mixture of two such bounds, the constant that Σp = 1 allows to take off, how much of a product is
+bounded as a whole. So a learned relaxation is a dictionary of shares per node, and projecting it means
+clamping.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from buffet.bounds.products import Alpha, planes, rule
 from buffet.bounds.relaxations import Side, relax
 from buffet.bounds.softmax import softmax_piece
 from buffet.bounds.substitution import Bounds
+from buffet.bounds.wholes import Whole
 from buffet.program import Apply, Bilinear, Mix, Node, Softmax
+from buffet.regions import LpBall
 
 Shares = dict[str, Tensor]
-"""The learned shares of one node: ``lower``, ``upper``, or of a softmax ``point``, ``mixture``, ``shift``."""
+"""The learned shares of one node: ``lower``, ``upper``, of some products also ``whole``; or of a softmax
+``point``, ``mixture``, ``shift``."""
 
 PRODUCTS: Mapping[str, float | None] = {"zero": 0.0, "dual": 1.0, "middle": 0.5, "rule": None}
 """How the plane of a product is chosen: one α for all, or by the range of the fused ReLU's input."""
@@ -43,7 +47,9 @@ class Relaxer:
         shares = self.learned.get(index, {})
         if isinstance(node.op, Bilinear):
             lower, upper = (shares["lower"], shares["upper"]) if shares else self.alphas(bounds, node)
-            return planes(node.op, clean, *boxes, alpha_lower=lower, alpha_upper=upper, dtype=bounds.dtype)
+            piece = planes(node.op, clean, *boxes, alpha_lower=lower, alpha_upper=upper, dtype=bounds.dtype)
+            whole = whole_of(bounds, node) if "whole" in shares else None
+            return whole.mixed(piece, shares["whole"]) if whole else piece
         if isinstance(node.op, Softmax):
             return softmax_piece(node.op, clean[0], *boxes, dtype=bounds.dtype, **shares)  # type: ignore[arg-type]
         assert isinstance(node.op, Apply)
@@ -69,6 +75,15 @@ class Relaxer:
         if isinstance(node.op, Mix) and isinstance(values, Local):
             return _of_moved(node.op, (x, y), (_form(weights, x), values), bounds)
         return rule(node.op, x, y, _form(weights, x), _form(values, y), bounds.least_sums)
+
+
+def whole_of(bounds: Bounds, node: Node) -> Whole | None:
+    """How a product is bounded as a whole, if it can be: where its values are exact forms of a ball."""
+    values, region = bounds.locals.get(node.inputs[-1]), bounds.region
+    if not (isinstance(node.op, Mix) and node.op.scale == 1 and values and isinstance(region, LpBall)):
+        return None
+    clean = tuple(bounds.clean[i] for i in node.inputs)
+    return Whole.of(node.op, clean, bounds.boxes[node.inputs[0]], values, region)
 
 
 def _of_moved(

@@ -20,16 +20,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.choices import Shares
+from buffet.bounds.choices import Shares, whole_of
 from buffet.bounds.intervals import Box
 from buffet.bounds.relaxations import SIDES
 from buffet.bounds.substitution import Bounds
 from buffet.learning.lines import Curve, Lines
-from buffet.learning.links import LinesLink, Link, PlanesLink, State, linear_link
+from buffet.learning.links import LinesLink, Link, PlanesLink, State, WholeLink, linear_link
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.softmax_link import SoftmaxLink
 from buffet.program import Apply, Bilinear, Node, Op, Pool, Softmax
-from buffet.regions import Region
+from buffet.regions import LpBall, Region
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,9 @@ class Lagrangian:
                 link = LinesLink.over(bounds.pieces[index], curves[-1].slopes, dtype)  # type: ignore[arg-type]
             elif isinstance(node.op, Bilinear | Softmax):
                 link = _relaxed(node.op, _inputs(bounds, node, tokens[index]), dtype)
+                if isinstance(link, PlanesLink) and (whole := whole_of(bounds, node)):
+                    assert isinstance(bounds.region, LpBall)
+                    link = WholeLink.mixing(link, whole, tokens[index], bounds.region, dtype)
             else:
                 link = linear_link(node.op, bounds.clean[sources[0]], dtype)
             read = [reads(node.op, place, tokens[index], tokens[i]) for place, i in enumerate(sources)]

@@ -12,7 +12,7 @@ allowance for rounding: links help to choose shares, and prove nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,9 @@ from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box, as_terms
 from buffet.bounds.pieces import LinesPiece
 from buffet.bounds.relaxations import SIDES, Side
+from buffet.bounds.wholes import Whole
 from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
+from buffet.regions import LpBall
 
 State = tuple[Any, ...]
 
@@ -206,6 +208,56 @@ class PlanesLink(Link):
         weighted = parts * weights.reshape(*weights.shape[:2], *[1] * (parts.ndim - 3))
         below, above = over_rows(weighted * step, 2)
         return {"lower": below, "upper": above}
+
+
+@dataclass(frozen=True, eq=False)
+class WholeLink(PlanesLink):
+    """The same, mixed with a bound of all features of a head as a whole (`wholes`): a share of it."""
+
+    whole: Whole
+    steepest: Callable[[Tensor], Tensor]  # where in the unit ball a form is largest
+
+    @staticmethod
+    def mixing(planes: PlanesLink, whole: Whole, tokens: int, ball: LpBall, dtype: torch.dtype) -> WholeLink:
+        """With the first tokens of it."""
+        first = replace(
+            whole,
+            values=whole.values.to(dtype),
+            middle=whole.middle[:, :tokens].to(dtype),
+            reach=whole.reach[:, :tokens].to(dtype),
+            factors=whole.factors.to(dtype),
+        )
+        return WholeLink(**vars(planes), whole=first, steepest=ball.steepest)
+
+    def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
+        share = given["whole"][:, None, ..., None]
+        m = self._split(multipliers)
+        (a, b), state = super().pull(((1 - share) * m).flatten(3), given)
+        taken = share * m
+        to_a = torch.einsum("tnihk,jhk->tnihj", taken, self.whole.values)
+        to_b = torch.einsum("tnihk,tihj->tnjhk", taken, self.whole.middle)
+        return (a + to_a.flatten(3), b + to_b.flatten(3)), (state, m, share)
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        state, m, share = state
+        plane, state = super().push(state, *values)
+        a, b = (self._split(value) for value in values)
+        value = torch.einsum("tnihj,jhk->tnihk", a, self.whole.values)
+        value = value + torch.einsum("tihj,tnjhk->tnihk", self.whole.middle, b)
+        # What is left over is largest in size there, and grows so much with every multiplier.
+        form = (m.unsqueeze(-2) @ self.whole.factors).squeeze(-2)
+        worst = (self.whole.factors @ self.steepest(form).unsqueeze(-1)).squeeze(-1)
+        value = value - self.whole.reach[:, None, ..., None] * worst
+        plane = self._split(plane)
+        return torch.lerp(plane, value, share).flatten(3), (state, m * (value - plane))
+
+    def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
+        state, better = state
+        found = super().gradient(state, weights)
+        return {**found, "whole": over_rows(better.sum(-1) * weights)}
+
+    def _split(self, value: Tensor) -> Tensor:
+        return value.unflatten(-1, (self.whole.factors.shape[0], -1))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import PRODUCTS, Relaxer, Shares
+from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, whole_of
 from buffet.bounds.relaxations import SIDES, default_slopes
 from buffet.bounds.softmax import better_bound
 from buffet.bounds.substitution import Bounds
@@ -15,6 +15,9 @@ from buffet.program import Apply, Bilinear, Softmax
 
 STARTS = (*PRODUCTS, "random", "best")
 """The first α of every product: chosen as without learning, at random, or the best of several such."""
+
+WHOLE = 0.8
+"""The first share of what bounds a product as a whole."""
 
 
 def initial_shares(
@@ -50,6 +53,8 @@ def initial_shares(
                     for a in Relaxer(start).alphas(bounds, node)
                 ]
             shares[index] = dict(zip(SIDES, alphas, strict=True))
+            if not products_only and (whole := whole_of(bounds, node)):
+                shares[index]["whole"] = torch.full_like(whole.reach, WHOLE)
         elif products_only:
             continue
         elif isinstance(node.op, Softmax):

@@ -125,7 +125,7 @@ class Cell(LpBall):
         for row, direction, low, high in self._planes(delta.dtype):
             along = between[..., row, :] @ direction
             between[..., row, :] += (along.clamp(low, high) - along).unsqueeze(-1) * direction
-            shortest = self._steepest(direction)
+            shortest = self.steepest(direction)
             shortest = shortest / (shortest @ direction)
             middle[..., row, :] += torch.zeros_like(along).clamp(low, high).unsqueeze(-1) * shortest
         share, fits = torch.ones_like(middle[..., :1]), torch.zeros_like(middle[..., :1])

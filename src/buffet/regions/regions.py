@@ -220,15 +220,15 @@ class LpBall(Region):
     def extreme(self, form: Delta) -> Delta:
         # ‖·‖_q does not change its direction of steepest growth when the form is scaled.
         scale = form.abs().amax(-1, keepdim=True)
-        direction = self._steepest(form / torch.where(scale > 0, scale, 1))
+        direction = self.steepest(form / torch.where(scale > 0, scale, 1))
         return self._shrink(-rounded(self._sizes(), form.dtype, up=False)[:, None, None] * direction)
 
     def lowest(self, form: Delta) -> Delta:
         if self.p not in (1, 2, math.inf):
             return LpBall.extreme(self, form)  # powers of the form as it is might underflow
-        return self._outer(form.dtype)[:, None, None] * self._steepest(form)
+        return self._outer(form.dtype)[:, None, None] * self.steepest(form)
 
-    def _steepest(self, form: Tensor) -> Tensor:
+    def steepest(self, form: Tensor) -> Tensor:
         """Where in the unit ball a form is largest."""
         if self.p == 1:
             corner = torch.nn.functional.one_hot(form.abs().argmax(-1), self.width)

@@ -150,6 +150,10 @@ def _constant_at_zero(right: Any) -> Any:
     return lambda op, alpha, *corners: right(op, 0.0, *corners)
 
 
+def _reach(factor: float) -> Wrong:
+    return changed_result(lambda whole: whole and replace(whole, reach=factor * whole.reach))
+
+
 def _alpha(value: float) -> Wrong:
     return forced(alpha_lower=value, alpha_upper=value)
 
@@ -173,6 +177,8 @@ _PRODUCTS = (
         broken(products, "_constant", _constant_at_zero),
         ("middle", "dual"),
     ),
+    Mutant("nothing left", "of products as a whole", broken(choices, "whole_of", _reach(0.0)), PLANES),
+    Mutant("half left", "of products as a whole", broken(choices, "whole_of", _reach(0.5)), PLANES),
 )
 
 # --- softmax ------------------------------------------------------------------------------------------------
