@@ -251,7 +251,7 @@ METHODS: Mapping[str, Method] = {
         "backward",
         softmax="differences",
         optimise="tuned",
-        steps=40,
+        steps=30,
         rate=0.1,
         start="best",
         rivals=(

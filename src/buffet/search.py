@@ -40,7 +40,7 @@ GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 SMALL_SHARE, LOST = 0.9, 0.8
 """Radii are expected between this share of the attacked one, smaller by a factor of exp(−0.8) for every
 layer, and that itself."""
-MIDDLE, BEYOND_QUICK, BEYOND_PLAIN = 0.33, 0.4, 0.06
+MIDDLE, BEYOND_QUICK, BEYOND_PLAIN = 0.33, 0.45, 0.06
 """How far on the way (in logarithms) from there, or from what a quick method or the same without learning
 proves, to the attacked one."""
 ROUGH = 0.05
