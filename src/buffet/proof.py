@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import Relaxer, Shares, whole_of
+from buffet.bounds.choices import Relaxer, Shares, product_piece
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import LinesPiece, Piece
-from buffet.bounds.products import Alpha, planes
+from buffet.bounds.products import Alpha
 from buffet.bounds.propagation import bound_nodes, kept_forms, margins, needed_boxes, stops_at
 from buffet.bounds.relaxations import Side, default_slopes, relax, slope_range
 from buffet.bounds.scene import Scene, together
@@ -62,9 +62,8 @@ class Recorder:
             low, high = (
                 self._keep(index, side, a) for side, a in zip(("lower", "upper"), alphas, strict=True)
             )
-            piece = planes(node.op, clean, *boxes, alpha_lower=low, alpha_upper=high, dtype=bounds.dtype)
-            whole = whole_of(bounds, node) if "whole" in shares else None
-            return whole.mixed(piece, self._kept(index, "whole", shares["whole"])) if whole else piece
+            share = self._kept(index, "whole", shares["whole"]) if "whole" in shares else None
+            return product_piece(bounds, node, low, high, share)
         if isinstance(node.op, Softmax):
             given: dict[str, Alpha] = {"point": 0.5, **shares}
             if "mixture" not in given:

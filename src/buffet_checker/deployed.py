@@ -127,9 +127,8 @@ def strain(node: Node, piece: Piece, values: list[Array], boxes: list[Box], esca
     # (a − l)(b − m) and the like, which are the gaps between a product and its planes, turn negative outside
     (a, b), (wide_a, wide_b) = escapes[:2], (high - low for low, high in boxes[:2])
     beyond = _products(node, a, wide_b + b) + _products(node, wide_a + a, b)
-    if isinstance(
-        piece, WholePiece
-    ):  # what is left over grows with the weights, and values leave their forms
+    if isinstance(piece, WholePiece):
+        # what is left over grows with the weights, and values leave their forms
         beyond = beyond + _products(node, a, piece.size) + _products(node, wide_a + a, piece.wobble)
     return _MORE * beyond
 

@@ -47,9 +47,7 @@ class Relaxer:
         shares = self.learned.get(index, {})
         if isinstance(node.op, Bilinear):
             lower, upper = (shares["lower"], shares["upper"]) if shares else self.alphas(bounds, node)
-            piece = planes(node.op, clean, *boxes, alpha_lower=lower, alpha_upper=upper, dtype=bounds.dtype)
-            whole = whole_of(bounds, node) if "whole" in shares else None
-            return whole.mixed(piece, shares["whole"]) if whole else piece
+            return product_piece(bounds, node, lower, upper, shares.get("whole"))
         if isinstance(node.op, Softmax):
             return softmax_piece(node.op, clean[0], *boxes, dtype=bounds.dtype, **shares)  # type: ignore[arg-type]
         assert isinstance(node.op, Apply)
@@ -75,6 +73,16 @@ class Relaxer:
         if isinstance(node.op, Mix) and isinstance(values, Local):
             return _of_moved(node.op, (x, y), (_form(weights, x), values), bounds)
         return rule(node.op, x, y, _form(weights, x), _form(values, y), bounds.least_sums)
+
+
+def product_piece(bounds: Bounds, node: Node, lower: Alpha, upper: Alpha, share: Tensor | None) -> Piece:
+    """The planes of a product that α selects on both sides, with a share of it bounded as a whole."""
+    assert isinstance(node.op, Bilinear)
+    clean = tuple(bounds.clean[i] for i in node.inputs)
+    boxes = (bounds.boxes[i] for i in node.inputs)
+    piece = planes(node.op, clean, *boxes, alpha_lower=lower, alpha_upper=upper, dtype=bounds.dtype)
+    whole = None if share is None else whole_of(bounds, node)
+    return piece if share is None or whole is None else whole.mixed(piece, share)
 
 
 def whole_of(bounds: Bounds, node: Node) -> Whole | None:

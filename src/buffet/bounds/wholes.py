@@ -46,9 +46,9 @@ class Whole:
         def split(value: Tensor) -> Tensor:
             return value.unflatten(-1, (op.heads, -1))
 
-        half = split((weights.upper - weights.lower) / 2)
+        half = split((weights.upper - weights.lower) / 2).abs()
         moved = ball.moved[:, None, None].expand(-1, *half.shape[1:3], -1)
-        reach = (half.gather(3, moved).sum(3) * ball.eps[:, None, None]).abs() * (1 + 32 * EPS)
+        reach = half.gather(3, moved).sum(3) * ball.eps[:, None, None] * (1 + 32 * EPS)
         matrix = values.unrounded.unflatten(0, (op.heads, -1))
         if ball.q == 2 and matrix.shape[1] < matrix.shape[2]:
             matrix = torch.linalg.qr(matrix.mT, mode="r").R.mT
@@ -104,9 +104,13 @@ class WholePiece(PlanesPiece):
 
     def _left(self, rows: Rows) -> Float[Tensor, "tasks groups rows"]:
         """What the weights may do besides."""
-        pulled = self.factors.mT @ split_axes(self.op, rows.coefs, self.op.out)
-        norms = largest_norm(pulled, self.exponent, 3).squeeze(3)
-        left = (rows.read(self.reach).unsqueeze(-1) * norms).sum(2)
+        heads = split_axes(self.op, rows.coefs, self.op.out).unbind(2)
+        # One head at a time: their forms together are several times the rows.
+        norms = [
+            largest_norm(matrix.mT @ head, self.exponent, 2)
+            for matrix, head in zip(self.factors, heads, strict=True)
+        ]
+        left = (rows.read(self.reach).unsqueeze(-1) * torch.cat(norms, 2)).sum(2)
         if not rows.diagonal:
             left = left.sum(1).unflatten(-1, (rows.groups, -1))
         # Sums may cancel, to more than what their terms were rounded by.
