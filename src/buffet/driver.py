@@ -151,30 +151,42 @@ class Driver:
                 shape = curves[0][0].shape(curves[0][1])
         return shape
 
-    def improve(self, prove: Prover, begin: Begin | None = None, least: float = 0.0) -> None:
-        """Learn at what is proven, and search on from where that leads; one task goes ahead.
-
-        If that is below a share `least` of what is proven, it ends there, and the others are left alone.
-        """
+    def improve(self, prove: Prover) -> None:
+        """Learn at what is proven, and search on from where that leads; one task goes ahead."""
         gain = 1.0
         tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
         for group in (tasks[:1], tasks[1:]):
-            if not group or self.expired:
-                return
-            before = {task: self.brackets[task] for task in group}
-            guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
-            if all(e < least * b.certified for e, b in zip(guesses, before.values(), strict=True)):
-                return
-            shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
-            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0], begin)
-            gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
+            if group and not self.expired:
+                gain = max(gain, self._improved(prove, group, gain))
+
+    def _improved(
+        self,
+        prove: Prover,
+        tasks: Sequence[int],
+        gain: float = 1.0,
+        begin: Begin | None = None,
+        least: float = 0.0,
+    ) -> float:
+        """Learn at what is proven of some tasks, or so much further out, and search on from there.
+
+        If all that leads to is below a share `least` of what is proven, there is no search. Returns by how
+        much more is proven of the first task then.
+        """
+        before = {task: self.brackets[task] for task in tasks}
+        guesses = prove.learn_from(tasks, [gain * b.certified for b in before.values()])
+        if all(e < least * b.certified for e, b in zip(guesses, before.values(), strict=True)):
+            return 0.0
+        shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
+        self.run(prove, dict(zip(tasks, guesses, strict=True)), shapes[0], begin)
+        return self.brackets[tasks[0]].certified / before[tasks[0]].certified
 
     def challenge(self, query: Query, rivals: Sequence[Method], clean: float, begin: Begin) -> None:
         """Let other methods try a little more than what is proven, and search on where they succeed.
 
         All are asked about the first task, before they learn anything; those far from proving it are not
         asked about the others. That may be done in single precision: where it is too narrow, bounds are wide.
-        On one layer, those that learn end to end may do so: it costs little, and gains a fifth.
+        On one layer, those that learn end to end may do so: it costs little, and gains a fifth. They begin
+        with the task that they come nearest to without, and end where they promise nothing.
         """
         shallow = query.model.program64.layers == 1
         rough = replace(query, engine=replace(query.engine, widen=False))
@@ -195,10 +207,14 @@ class Driver:
                 continue
             if not (prove := Prover(query, rival)).fits:
                 continue
+            eps = sizes()
             if learns:  # it proves the most where it learns at its own edge
-                self.improve(prove, begin, PROMISING)
+                near = Prover(rough, rival.plain())(range(len(eps)), eps)
+                tasks = [t for t, bracket in enumerate(self.brackets) if bracket.certified > 0]
+                for task in sorted(tasks, key=lambda t: -near[t] if math.isfinite(near[t]) else math.inf):
+                    if self.expired or not self._improved(prove, [task], begin=begin, least=PROMISING):
+                        break
             else:
-                eps = sizes()
                 answers = prove(range(len(eps)), eps)
                 self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None, begin)
 
