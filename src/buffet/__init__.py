@@ -11,6 +11,9 @@
 True
 """
 
+from buffet import openmp as openmp  # before PyTorch
+
+# isort: split
 from buffet.certificate import Certificate, certify_to
 from buffet.errors import BuffetError
 from buffet.loading import Model, load

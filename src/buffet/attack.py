@@ -18,12 +18,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.errors import BuffetError
+from buffet.parallel import threads
 from buffet.program import Program
 from buffet.regions import CandidateSet, LpBall, Region
 from buffet.regions.norms import lp_norm
 
 # Tasks are attacked in groups of about this many numbers in all values of the graph (float32: 0.5 GB).
 GROUP_NUMBERS = 2**27
+# With fewer numbers in one value an operation is too small to be split over threads.
+SPLIT_NUMBERS = 2**17
 # The approach to the boundary ends after this many steps that bring no task closer by 0.05 %.
 PATIENCE = 6
 # Sizes are kept in the range of float32.
@@ -122,9 +125,10 @@ def attack(
         if found and target.expired:
             found.append(part.project(_still(part)))
             continue
-        delta = _descend(target, part, settings, generator)
-        if isinstance(part, CandidateSet):
-            delta = _substitute(target, part, delta, settings.steps)
+        with threads(_useful_threads(part, settings)):
+            delta = _descend(target, part, settings, generator)
+            if isinstance(part, CandidateSet):
+                delta = _substitute(target, part, delta, settings.steps)
         found.append(part.project(delta.double()))
     return _judged(target, region, torch.cat(found))
 
@@ -155,12 +159,13 @@ def nearest_attack(
         if target.expired:
             found.append(_still(part))
             continue
-        delta = _nearest(target, part, settings, limit, generator)
-        lost = delta.isnan().any(-1).any(-1)
-        if bool(lost.any()):
-            delta[lost] = _widen(target, part.select(lost), settings, limit, generator)
-        delta = _tighten(target, part, delta)
-        found.append(_polish(target, part, settings, delta, generator))
+        with threads(_useful_threads(part, settings)):
+            delta = _nearest(target, part, settings, limit, generator)
+            lost = delta.isnan().any(-1).any(-1)
+            if bool(lost.any()):
+                delta[lost] = _widen(target, part.select(lost), settings, limit, generator)
+            delta = _tighten(target, part, delta)
+            found.append(_polish(target, part, settings, delta, generator))
     delta = torch.cat(found)
     kept = _size(region, delta) <= limit
     return _judged(target, region, torch.where(kept[:, None, None], delta, 0.0))
@@ -388,3 +393,9 @@ def _groups(program: Program, region: Region, settings: AttackSettings) -> Itera
     """Task indices in groups that fit into memory together."""
     each = settings.restarts * region.center.numel() * len(program.nodes)
     yield from torch.arange(region.tasks).split(max(1, GROUP_NUMBERS // each))
+
+
+def _useful_threads(region: Region, settings: AttackSettings) -> int:
+    """Over how many threads the operations of an attack are split."""
+    numbers = settings.restarts * region.tasks * region.center.numel()
+    return torch.get_num_threads() if numbers >= SPLIT_NUMBERS else 1

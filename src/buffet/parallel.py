@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
@@ -22,6 +23,17 @@ R = TypeVar("R")
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch split its operations over so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def side_by_side(
@@ -55,13 +67,8 @@ def _copies() -> bool:
 
 
 def _by_threads(work: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            yield from pool.map(work, items)
-    finally:
-        torch.set_num_threads(threads)
+    with threads(1), ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(work, items)
 
 
 _inherited: tuple[Callable[[Any], Any], Sequence[Any]] | None = None

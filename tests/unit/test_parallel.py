@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 import torch
 
-from buffet import parallel
+from buffet import attack, parallel
 from buffet.errors import BuffetError
 from buffet.parallel import side_by_side
+from random_encoders import ball, encoder
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")
 
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with parallel.threads(2):
+        yield
 
 
 def total(size: int) -> tuple[torch.Tensor, int, int]:
@@ -88,3 +88,43 @@ def test_results_are_told_one_by_one_in_the_order_of_the_items(threads):
     torch.set_num_threads(threads)
     told: list[int] = []
     assert side_by_side(fail, [3, 0, 2], told.append) == told == [3, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_do_not_spin_for_long_unless_the_user_says_how_to_wait(given, spins):
+    """It has to be said before PyTorch is loaded."""
+    code = (
+        "import builtins, os\n"
+        "load, seen = builtins.__import__, []\n"
+        "def watch(name, *rest):\n"
+        "    if name == 'torch' and not seen: seen.append(os.environ.get('GOMP_SPINCOUNT'))\n"
+        "    return load(name, *rest)\n"
+        "builtins.__import__ = watch\n"
+        "import buffet\n"
+        "print(seen[0])"
+    )
+    others = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == spins
+
+
+@pytest.mark.parametrize(("split", "expected"), [(2**17, 1), (1, 2)])
+def test_small_operations_of_an_attack_are_not_split(monkeypatch, split, expected):
+    seen = set()
+    gradient = attack._Target.gradient
+
+    def watched(*arguments):
+        seen.add(torch.get_num_threads())
+        return gradient(*arguments)
+
+    monkeypatch.setattr(attack._Target, "gradient", watched)
+    monkeypatch.setattr(attack, "SPLIT_NUMBERS", split)
+    attack.attacked_radius(encoder(0).program64, ball(0, 0.1), 0)
+    attack.attack(encoder(0).program64, ball(0, 0.1), 0)
+    assert seen == {expected}
+    assert torch.get_num_threads() == 2

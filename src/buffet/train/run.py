@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Callable
 
 from buffet.card import model_card
 from buffet.datasets import Splits, read_data
 from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
+from buffet.parallel import threads
 from buffet.train.corpus import encode, make_batches, make_tokenizer
 from buffet.train.images import train_images
 from buffet.train.network import Network, first_weights, new_config
@@ -40,7 +38,7 @@ def train(settings: TrainSettings, progress: Callable[[Progress], None] | None =
     store = Store.beside(settings.out, {**settings.recipe(), "data": data.sha256, "initial weights": start})
     if settings.restart:
         store.discard()
-    with _threads(settings.threads):
+    with threads(settings.threads):
         trainer = Trainer(network, len(data.train), settings, store, progress)
         if (snapshot := store.load()) is not None:
             trainer.restore(snapshot)
@@ -84,13 +82,3 @@ def _summary(
         seconds=end.seconds,
         sha256=hashlib.sha256(serialise(network.tensors)).hexdigest(),
     )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,0 +1,16 @@
+"""PyTorch's threads wait for each other without holding on to their cores. To be imported before PyTorch.
+
+GNU OpenMP lets a thread that waits spin for milliseconds. Where another process has the core of the one it
+waits for, that is how long every operation takes: beside one busy process the bounds of a small network took
+20 times as long on two cores, an attack 80 times. Spinning for some microseconds only costs nothing that can
+be measured on an idle machine. Nothing is changed where the user has said how to wait.
+"""
+
+from __future__ import annotations
+
+import os
+
+SPINS = "5000"
+
+if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+    os.environ["GOMP_SPINCOUNT"] = SPINS
