@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from buffet.learning.control import Control
 from buffet.learning.lessons import Lessons, Memory
@@ -22,8 +23,8 @@ TOLERANCE = 1e-3
 """Of a search, relative, unless something else is asked for."""
 CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
-PROMISING = 0.97
-"""What a rival's learning leads to is searched on from if it is at least this share of what is proven."""
+PROMISING = 0.93
+"""A rival whose learning leads to at least this share of what is proven may lead further on its own."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
 CUT_AT, RISE, RISES = 1.2, 1.08, 8
@@ -84,18 +85,24 @@ class Prover:
         left = 0.0 if q.deadline is None else q.deadline - time.perf_counter()
         control = Control(self.memory, q.deadline).ahead(PROOF_SHARE * left)
         sizes = torch.tensor(eps, dtype=torch.float64, device=q.region.center.device)
-        region, found = q.region.select(list(tasks)), []
+        region = q.region.select(list(tasks))
+
+        def learn(part: Tensor) -> tuple[list[float], Lessons]:
+            some = region.select(part)
+            found = self.method.follow(
+                self.scene, some, sizes[part], control, dtype=q.engine.dtype, chunk_bytes=q.engine.rows
+            )
+            return found.tolist(), self.memory.lessons(some)
+
         step = batch_size(self.scene, self.method, region, q.engine)
-        for part in torch.arange(len(tasks)).split(step):
-            found += self.method.follow(
-                self.scene,
-                region.select(part),
-                sizes[part],
-                control,
-                dtype=q.engine.dtype,
-                chunk_bytes=q.engine.rows,
-            ).tolist()
-        return found
+        if q.engine.parallel(self.method):
+            step = min(step, math.ceil(len(tasks) / torch.get_num_threads()))
+            parts = side_by_side(learn, torch.arange(len(tasks)).split(step))
+        else:
+            parts = [learn(part) for part in torch.arange(len(tasks)).split(step)]
+        for _, lessons in parts:
+            self.memory.add(lessons)
+        return [size for found, _ in parts for size in found]
 
 
 Begin = Callable[[float, Shape | None, float], Strategy]
@@ -156,37 +163,29 @@ class Driver:
         gain = 1.0
         tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
         for group in (tasks[:1], tasks[1:]):
-            if group and not self.expired:
-                gain = max(gain, self._improved(prove, group, gain))
+            if not group or self.expired:
+                return
+            before = {task: self.brackets[task] for task in group}
+            guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
+            shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
+            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0])
+            gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
 
-    def _improved(
+    def challenge(
         self,
-        prove: Prover,
-        tasks: Sequence[int],
-        gain: float = 1.0,
-        begin: Begin | None = None,
-        least: float = 0.0,
-    ) -> float:
-        """Learn at what is proven of some tasks, or so much further out, and search on from there.
-
-        If all that leads to is below a share `least` of what is proven, there is no search. Returns by how
-        much more is proven of the first task then.
-        """
-        before = {task: self.brackets[task] for task in tasks}
-        guesses = prove.learn_from(tasks, [gain * b.certified for b in before.values()])
-        if all(e < least * b.certified for e, b in zip(guesses, before.values(), strict=True)):
-            return 0.0
-        shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
-        self.run(prove, dict(zip(tasks, guesses, strict=True)), shapes[0], begin)
-        return self.brackets[tasks[0]].certified / before[tasks[0]].certified
-
-    def challenge(self, query: Query, rivals: Sequence[Method], clean: float, begin: Begin) -> None:
+        query: Query,
+        rivals: Sequence[Method],
+        clean: float,
+        begin: Begin,
+        ranges: Sequence[tuple[float, float]],
+        place: float,
+    ) -> None:
         """Let other methods try a little more than what is proven, and search on where they succeed.
 
         All are asked about the first task, before they learn anything; those far from proving it are not
         asked about the others. That may be done in single precision: where it is too narrow, bounds are wide.
-        On one layer, those that learn end to end may do so: it costs little, and gains a fifth. They begin
-        with the task that they come nearest to without, and end where they promise nothing.
+        On one layer, those that learn end to end may do so: it costs little, and gains a fifth. What they
+        learn depends on where they begin, so they search on their own, from a `place` in the same ranges.
         """
         shallow = query.model.program64.layers == 1
         rough = replace(query, engine=replace(query.engine, widen=False))
@@ -208,15 +207,31 @@ class Driver:
             if not (prove := Prover(query, rival)).fits:
                 continue
             eps = sizes()
-            if learns:  # it proves the most where it learns at its own edge
-                near = Prover(rough, rival.plain())(range(len(eps)), eps)
-                tasks = [t for t, bracket in enumerate(self.brackets) if bracket.certified > 0]
-                for task in sorted(tasks, key=lambda t: -near[t] if math.isfinite(near[t]) else math.inf):
-                    if self.expired or not self._improved(prove, [task], begin=begin, least=PROMISING):
-                        break
-            else:
+            if not learns:
                 answers = prove(range(len(eps)), eps)
                 self.run(prove, {t: e for t, e in enumerate(eps) if answers[t] > 0}, None, begin)
+            elif self._promises(prove, Prover(rough, rival.plain())(range(len(eps)), eps), begin):
+                own = Driver(begin, len(eps), self.deadline, lambda share: None)
+                own.search(Prover(query, rival.plain()), ranges, place)
+                own.improve(Prover(query, rival))
+                self.keep(own.findings)
+
+    def _promises(self, prove: Prover, margins: Sequence[float], begin: Begin) -> bool:
+        """Whether learning leads near what is proven of the task that a method comes nearest to without.
+
+        If so, that task is searched on from there.
+        """
+        found = zip(self.brackets, margins, strict=True)
+        known = [task for task, (b, m) in enumerate(found) if b.certified > 0 and math.isfinite(m)]
+        nearest = max(known, key=lambda task: margins[task], default=None)
+        if nearest is None:
+            return False
+        certified = self.brackets[nearest].certified
+        (reached,) = prove.learn_from([nearest], [certified])
+        if reached < PROMISING * certified:
+            return False
+        self.run(prove, {nearest: reached}, None, begin)
+        return True
 
     def branch(self, query: Query, method: Method, largest: float) -> None:
         """Cut the ball of every task into cells, and search on for what all of them prove."""
@@ -308,6 +323,11 @@ class Driver:
         for findings, lessons in side_by_side(alone, list(searches), lambda part: tell(1)):
             self.keep(findings)
             prove.memory.add(lessons)
+
+    @property
+    def findings(self) -> Findings:
+        """What all searches have come to."""
+        return Findings(dict(enumerate(self.brackets)), dict(enumerate(self.counts)), self.calls)
 
     def keep(self, found: Findings) -> None:
         for task, bracket in found.brackets.items():

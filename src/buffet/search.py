@@ -189,7 +189,7 @@ def radius(
     # Quick methods have an answer should time run out, and good guesses for what follows.
     quick = chosen.plain() if chosen.optimise in ("all", "final") else quick
     small = SMALL_SHARE * math.exp(-LOST * model.program64.layers)
-    ranges = [(small * size, size) for size in scale.tolist()]
+    wide = ranges = [(small * size, size) for size in scale.tolist()]
     place, shape = MIDDLE, None
     if quick and (helper := Prover(query, quick)).fits:
         asked, accuracy = ranges, tolerance
@@ -211,7 +211,7 @@ def radius(
     else:
         driver.search(prover, ranges, place, shape=shape)
     if clean > 0:
-        driver.challenge(query, rivals, clean, search_to(fine))
+        driver.challenge(query, rivals, clean, search_to(fine), wide, MIDDLE)
     if chosen.cells > 1:
         driver.branch(query, chosen, largest)
     tasks = tuple(
