@@ -2,8 +2,8 @@
 
 GNU OpenMP lets a thread that waits spin for milliseconds. Where another process has the core of the one it
 waits for, that is how long every operation takes: beside one busy process the bounds of a small network took
-20 times as long on two cores, an attack 80 times. Spinning for some microseconds only costs nothing that can
-be measured on an idle machine. Nothing is changed where the user has said how to wait.
+20 times as long on two cores, an attack 80 times. To spin for some microseconds only costs at most a tenth on
+an idle machine, which is about what times vary by. Nothing is changed where the user has said how to wait.
 """
 
 from __future__ import annotations
