@@ -17,7 +17,7 @@ from buffet.bounds.substitution import Bounds, OutOfTime
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
 from buffet.learning.plans import PLANS, Learning
-from buffet.learning.sheet import Gradient, Sheet
+from buffet.learning.sheet import Best, Gradient, Sheet
 from buffet.learning.starts import initial_shares
 
 Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
@@ -49,7 +49,7 @@ def learn(
             [known] if known else [initial_shares(bounds, s, products_only=products_only) for s in starts]
         )
         sheets = [Sheet(shares, dtype) for shares in candidates]
-        best = _Best(sheets[0].values)
+        best = Best(sheets[0].values)
         if len(sheets) > 1:
             for sheet in sheets:
                 best.offer(sheet.values, evaluate(sheet)[0].amin(-1))
@@ -118,20 +118,3 @@ def follow(
 
 STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
 """By how much ε moves, relatively, when the margin is as large as the clean one; and the most it may."""
-
-
-class _Best:
-    """For every task the values that had the largest margin so far."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values.detach().clone()
-        self._margin = values.new_full((len(values),), -torch.inf, dtype=torch.float64)
-
-    @property
-    def proven(self) -> bool:
-        return bool((self._margin > 0).all())
-
-    def offer(self, values: Tensor, margin: Tensor) -> None:
-        better = margin > self._margin  # not for NaN
-        torch.where(better[:, None], values, self.values, out=self.values)
-        torch.where(better, margin, self._margin, out=self._margin)

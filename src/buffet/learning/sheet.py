@@ -53,3 +53,22 @@ class Sheet:
     def gradient(self, found: Tensor, weights: Tensor | None = None) -> Float[Tensor, "tasks numbers"]:
         """That of a number (or of a weighted sum of numbers) that was computed from `shares`."""
         return torch.autograd.grad(found, [self.values], weights)[0]
+
+
+class Best:
+    """For every task the values of a sheet that had the largest margin (or whatever is to grow) so far."""
+
+    def __init__(self, values: Float[Tensor, "tasks numbers"]) -> None:
+        self.values = values.detach().clone()
+        self._margin = values.new_full((len(values),), -torch.inf, dtype=torch.float64)
+
+    @property
+    def proven(self) -> bool:
+        return bool((self._margin > 0).all())
+
+    def offer(self, values: Float[Tensor, "tasks numbers"], margin: Float[Tensor, "tasks"]) -> Tensor:
+        """Keep what is better than all before; for which tasks that is so."""
+        better = margin > self._margin  # not for NaN
+        torch.where(better[:, None], values, self.values, out=self.values)
+        torch.where(better, margin, self._margin, out=self._margin)
+        return better

@@ -15,7 +15,7 @@ from buffet.bounds.scene import Scene
 from buffet.bounds.substitution import Bounds
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
-from buffet.learning.sheet import Sheet
+from buffet.learning.sheet import Best, Sheet
 from buffet.learning.starts import initial_shares
 from buffet.program import Node, Program, Scores, Softmax
 
@@ -61,7 +61,8 @@ class Tuning:
         sample = torch.randperm(features, generator=generator)[: self.sample(bounds.scene, root)]
         steps = 0 if follows or known else self.each(bounds.scene.program)
         sheet = Sheet(shares)
-        adam = Adam(sheet, self.rate)
+        adam, best = Adam(sheet, self.rate), Best(sheet.values)
+        found = best.values
         for _ in range(steps):
             if self.control.expired:
                 break
@@ -71,9 +72,13 @@ class Tuning:
                     tuned.concretise(*tuned.substitute(start, rows, tuned.locals))
                     for start, rows in tuned.unit_rows(nodes, tuned.locals, sample)
                 ]
-                loss = -torch.cat(lower, -1).mean((1, 2)).sum()
+                mean = torch.cat(lower, -1).mean((1, 2))
+                loss = -mean.sum()
+            better = best.offer(sheet.values.detach(), mean.detach())
             adam.descend(sheet.gradient(loss))
-        learned = sheet.reading(sheet.values.detach())
+            # A step from the best so far is likely to be better still; one from elsewhere has lost its way.
+            found = torch.where(better[:, None], sheet.values.detach(), best.values)
+        learned = sheet.reading(found)
         self.carried.update(learned)
         if memory and steps:
             memory.keep(bounds.region, target, learned)
