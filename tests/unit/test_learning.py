@@ -49,11 +49,15 @@ def test_learning_never_loses(name, seed):
 def test_the_flagship_is_never_worse(seed, layers, pooling):
     """On every task of a small suite, `buffet` proves at least the radius of every other method."""
     model, region = encoder(seed, layers=layers, pooling=pooling), ball(seed, 0.1)
-    best = radius(model, region, "buffet", attack=False)
-    for name in set(METHODS) - {"buffet"}:
-        other = radius(model, region, name, steps=20, attack=False)
-        for ours, theirs in zip(best.tasks, other.tasks, strict=True):
-            assert ours.certified >= theirs.certified * (1 - 2e-3), name
+    best = radius(model, region, "buffet")
+    attacked = [task.attacked for task in best.tasks]
+    more = [task.certified / (1 - 2e-3) for task in best.tasks]
+    for name, method in METHODS.items():
+        if method.optimise == "none":  # its margins fall with ε: no need to search for its radius
+            assert "certified" not in verify(model, region, more, name, falsify=False).verdicts, name
+        elif name != "buffet":
+            other = radius(model, region, name, steps=20, attacked=attacked)
+            assert all(task.certified <= size for task, size in zip(other.tasks, more, strict=True)), name
 
 
 def test_adam_finds_the_minimum_in_the_cube():
