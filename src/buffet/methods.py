@@ -216,10 +216,10 @@ class Method:
 def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
     """Margins with everything learned that is free in their own backward pass, the boxes as they are."""
     bounds = replace(bounds, deadline=None)
-    lagrangian = cache(lambda: Lagrangian.over(bounds))  # not needed where everything is known already
+    lagrangian = cache(lambda: Lagrangian.of_margins(bounds))  # not needed where everything is known already
     shares = learn(
         bounds,
-        lambda sheet: lagrangian().margins(sheet),
+        lambda sheet: lagrangian().bound(sheet),
         learning,
         products_only=False,
         control=control,

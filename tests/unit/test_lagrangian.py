@@ -1,4 +1,4 @@
-"""The margin as a function of the shares: the same as by substitution, and so is its gradient."""
+"""Rows as functions of the shares: the same as by substitution, and so is their gradient."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from buffet.bounds.choices import Relaxer
-from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
+from buffet.bounds.forms import Rows
+from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, needed_boxes
 from buffet.bounds.substitution import Bounds
 from buffet.learning.lagrangian import Lagrangian
 from buffet.learning.sheet import Sheet
@@ -69,7 +70,7 @@ def compare(bounds: Bounds, sheet: Sheet, dtype: torch.dtype, tolerance: float) 
     deviation = exact.margin(exact.locals)
     weights = rows(*deviation.shape, seed=5).double()
     right = sheet.gradient(deviation, weights)
-    margins, gradient = Lagrangian.over(bounds, dtype).margins(sheet)
+    margins, gradient = Lagrangian.of_margins(bounds, dtype).bound(sheet)
     found = gradient(weights)
     size = deviation.detach().abs()
     assert ((margins - bounds.clean[-1] - deviation.detach()).abs() <= tolerance * size).all()
@@ -86,6 +87,34 @@ def test_margin_and_gradient_are_those_of_substitution(network, softmax):
     compare(bounds, sheet, torch.float32, 1e-3)
 
 
+@pytest.mark.parametrize("softmax", ["decomposed", "differences"])
+@pytest.mark.parametrize("region", ["L2", "Linf", "candidates"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_rows_of_every_box_are_those_of_substitution(network, region, softmax):
+    with torch.no_grad():
+        bounds, sheet = setting(network, REGIONS[region], softmax)
+    exact = bounds.relaxed(Relaxer(learned=sheet.shares), torch.float64)
+    free = 0
+    for node in needed_boxes(bounds.scene.program):
+        root, units = bounds.units([node])
+        tokens = len(bounds.clean[root])
+        found = exact.substitute(root, Rows(units[None, None], tokens, diagonal=True), exact.locals)
+        lower = exact.concretise(*found).flatten(1)
+        if not lower.requires_grad:  # only linear operations lie before it
+            continue
+        free += 1
+        weights = rows(*lower.shape, seed=5).double()
+        right = torch.autograd.grad(lower, [sheet.values], weights, retain_graph=True)[0]
+        each = torch.einsum("np,fu->nfpu", torch.eye(tokens, dtype=torch.float64), units).flatten(2)
+        lagrangian = Lagrangian.over(bounds, root, each)
+        again, gradient = lagrangian.bound(sheet)
+        deviation, size = again - lagrangian.clean, lower.detach().abs().amax(1, keepdim=True)
+        # points of GELU are looked up in a table
+        assert ((deviation - lower.detach()).abs() <= 1e-4 * size).all()
+        assert (gradient(weights) - right).abs().max() <= 1e-4 * right.abs().max()
+    assert free > 2
+
+
 @pytest.mark.parametrize("region", REGIONS)
 def test_every_region_has_its_lowest_point(region):
     with torch.no_grad():
@@ -97,8 +126,8 @@ def test_what_the_margin_does_not_read_has_no_gradient():
     """Queries of the last layer other than the first token's."""
     with torch.no_grad():
         bounds, sheet = setting("gelu_new, one layer", REGIONS["L2"], "decomposed")
-    lagrangian = Lagrangian.over(bounds)
-    _, gradient = lagrangian.margins(sheet)
+    lagrangian = Lagrangian.of_margins(bounds)
+    _, gradient = lagrangian.bound(sheet)
     found = sheet.reading(gradient(torch.ones(2, 1)))
     assert all((part[:, 1:] == 0).all() for node in found.values() for part in node.values())
     assert any((part[:, :1] != 0).any() for node in found.values() for part in node.values())
@@ -107,10 +136,10 @@ def test_what_the_margin_does_not_read_has_no_gradient():
 def test_a_task_without_a_bound_leaves_the_others_alone():
     with torch.no_grad():
         bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
-        right = Lagrangian.over(bounds).margins(sheet)[0]
+        right = Lagrangian.of_margins(bounds).bound(sheet)[0]
         for box in bounds.boxes.values():
             box.lower[0], box.upper[0] = torch.nan, torch.nan
-    margins, gradient = Lagrangian.over(bounds).margins(sheet)
+    margins, gradient = Lagrangian.of_margins(bounds).bound(sheet)
     assert margins[0].isnan().all()
     assert torch.equal(margins[1], right[1])
     assert gradient(torch.ones_like(margins))[1].isfinite().all()

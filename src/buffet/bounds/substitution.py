@@ -324,26 +324,23 @@ class Bounds:
         eye = torch.eye(others, dtype=self.dtype, device=self.region.center.device)
         return self.concretise(*self.substitute(root, Rows(eye[None, None], 1, True), stops)).squeeze(1)
 
-    def unit_rows(
-        self, nodes: Sequence[int], stops: Mapping[int, Stop], sample: Tensor | None = None
-    ) -> Iterator[tuple[int, Rows]]:
-        """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`.
-
-        The rows of an affine node start at the node it reads, as the rows of its weight. With `sample`, only
-        those of the nodes' features, all their tokens.
-        """
-        first = self.nodes[nodes[0]]
-        if isinstance(first.op, Affine):
-            root = first.inputs[0]
-            weights = [self.nodes[n].op.weight for n in nodes]  # type: ignore[attr-defined]
-            matrix = torch.cat(weights).to(self.dtype).mT
-        else:
-            (root,) = nodes
-            matrix = torch.eye(self.clean[root].shape[-1], dtype=self.dtype, device=self.clean[root].device)
-        if sample is not None:
-            matrix = matrix[:, sample]
+    def unit_rows(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> Iterator[tuple[int, Rows]]:
+        """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`."""
+        root, matrix = self.units(nodes)
         entries = widest_rows(self.scene, root, stops)
         per_row = 2 * torch.finfo(self.dtype).bits // 8 * self.region.tasks * entries
         groups = self.clean[root].shape[0]
         for part in matrix.split(max(1, self.chunk_bytes // per_row), 1):
             yield root, Rows(torch.cat([part, -part], 1)[None, None], groups, diagonal=True)
+
+    def units(self, nodes: Sequence[int]) -> tuple[int, Float[Tensor, "features units"]]:
+        """The node where unit rows of the nodes start, and what they read there of a token.
+
+        The rows of affine nodes start at the node they read, as the rows of their weights.
+        """
+        first = self.nodes[nodes[0]]
+        if isinstance(first.op, Affine):
+            weights = [self.nodes[n].op.weight for n in nodes]  # type: ignore[attr-defined]
+            return first.inputs[0], torch.cat(weights).to(self.dtype).mT
+        (root,) = nodes
+        return root, torch.eye(self.clean[root].shape[-1], dtype=self.dtype, device=self.clean[root].device)

@@ -1,9 +1,10 @@
-"""The margin over fixed boxes as a function of the shares, and its gradient, by one pass back and one forth.
+"""Rows over fixed boxes as functions of the shares, and their gradient, by one pass back and one forth.
 
-A lower bound of the margin is the value of a linear program: the smallest root of the network in which every
-operation lies between its lines. Its multipliers λ are the coefficients of a backward substitution, whose
-signs select a line at every entry; the network of these lines, run on the input that minimises the form at
-the end, has values v, and its root is the bound. By the envelope theorem neither moves to first order, so
+A row is a linear function of some node, such as a margin. A lower bound of it is the value of a linear
+program: the smallest one of the network in which every operation lies between its lines. Its multipliers λ
+are the coefficients of a backward substitution, whose signs select a line at every entry; the network of
+these lines, run on the input that minimises the form at the end, has values v, and the row of them is the
+bound. By the envelope theorem neither moves to first order, so
 
     d bound / d share = Σ λ · d line(v) / d share
 
@@ -25,11 +26,14 @@ from buffet.bounds.intervals import Box
 from buffet.bounds.relaxations import SIDES
 from buffet.bounds.substitution import Bounds
 from buffet.learning.lines import Curve, Lines
-from buffet.learning.links import LinesLink, Link, PlanesLink, State, WholeLink, linear_link
+from buffet.learning.links import LinesLink, Link, LocalLink, PlanesLink, State, WholeLink, linear_link
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.softmax_link import SoftmaxLink
 from buffet.program import Apply, Bilinear, Node, Op, Pool, Softmax
 from buffet.regions import LpBall, Region
+
+MOVED = -1
+"""Stands for the moved rows of the input among the nodes."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +48,33 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Lagrangian:
-    """The margin of every task as a function of the shares of its nonlinear nodes."""
+    """Lower bounds of rows as functions of the shares of the nonlinear nodes before them."""
 
     region: Region
-    clean: Float[Tensor, "1 others"]  # margins
-    dtype: torch.dtype
-    tokens: Mapping[int, int]  # how many tokens of a node the margin depends on
+    rows: Float[Tensor, "tokens features rows"]  # what they read of the last node
+    clean: Float[Tensor, "rows"]  # their values at the unmoved input
+    tokens: Mapping[int, int]  # how many tokens of a node they depend on
     steps: tuple[Step, ...]  # in the order of the nodes
     lines: Lines | None  # that are free
 
     @staticmethod
-    def over(bounds: Bounds, dtype: torch.dtype = torch.float32) -> Lagrangian:
-        """That of the boxes of `bounds`."""
-        tokens = tokens_read(bounds)
+    def of_margins(bounds: Bounds, dtype: torch.dtype = torch.float32) -> Lagrangian:
+        """That of the margins over the boxes of `bounds`."""
+        root = len(bounds.nodes) - 1
+        eye = torch.eye(bounds.clean[root].shape[-1], dtype=dtype, device=bounds.clean[root].device)
+        return Lagrangian.over(bounds, root, eye[None])
+
+    @staticmethod
+    def over(bounds: Bounds, root: int, rows: Float[Tensor, "tokens features rows"]) -> Lagrangian:
+        """That of rows of the node `root`, of its first tokens, over the boxes of `bounds`."""
+        dtype = rows.dtype
+        tokens = tokens_read(bounds, root, len(rows))
         steps: list[Step] = []
         curves: list[Curve] = []
-        for index in sorted(tokens.keys() - {0}):
+        for index in sorted(tokens):
+            if local := bounds.locals.get(index):
+                steps.append(Step(index, LocalLink.over(local, tokens[index], dtype), (MOVED,), (None,)))
+                continue
             node, sources = bounds.nodes[index], _sources(bounds.nodes[index])
             link: Link
             if isinstance(node.op, Apply):
@@ -75,32 +90,31 @@ class Lagrangian:
             read = [reads(node.op, place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
             cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
             steps.append(Step(index, link, sources, tuple(cuts)))
-        lines = Lines.over(curves)
-        return Lagrangian(bounds.region, bounds.clean[-1], dtype, tokens, tuple(steps), lines)
+        clean = (rows * bounds.clean[root][: len(rows), :, None]).sum((0, 1))
+        return Lagrangian(bounds.region, rows, clean, tokens, tuple(steps), Lines.over(curves))
 
-    def margins(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks others"], Gradient]:
-        """Lower bounds of the margins, up to rounding, and how to get their gradient."""
-        values = sheet.values.detach()
-        same = values.dtype == self.dtype
+    def bound(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks rows"], Gradient]:
+        """Lower bounds of the rows, up to rounding, and how to get their gradient."""
+        values, dtype = sheet.values.detach(), self.rows.dtype
         with torch.inference_mode():
-            shares = sheet.current if same else sheet.reading(values.to(self.dtype))
-            margins, states = self._passes(self._read(shares))
+            shares = sheet.current if values.dtype == dtype else sheet.reading(values.to(dtype))
+            lower, states = self._passes(self._read(shares))
 
         def gradient(weights: Tensor) -> Tensor:
             total = torch.zeros_like(values)
             with torch.inference_mode():
                 found = self._read(sheet.reading(total))
-                weighted = weights.to(self.dtype)[..., None, None]
+                weighted = weights.to(dtype)[:, None, None]
                 for step in self.steps:
                     if step.index in found:
                         for key, part in step.link.gradient(states[step.index], weighted).items():
                             found[step.index][key].copy_(part)
             return total
 
-        return margins.clone(), gradient
+        return lower.clone(), gradient
 
     def _read(self, shares: Mapping[int, Shares]) -> dict[int, Shares]:
-        """The shares that the margin depends on, of the tokens that it reads."""
+        """The shares that the rows depend on, of the tokens that they read."""
         return {
             i: {key: share if share.shape[1] == n else share[:, :n] for key, share in shares[i].items()}
             for i, n in self.tokens.items()
@@ -108,39 +122,33 @@ class Lagrangian:
         }
 
     def _passes(self, shares: Mapping[int, Shares]) -> tuple[Tensor, dict[int, State]]:
-        """The margins, and what every link knows afterwards."""
+        """The bounds, and what every link knows afterwards."""
         states: dict[int, State] = {}
-        lines = self.lines(shares, self.dtype) if self.lines else {}
-        unit = torch.eye(self.clean.shape[-1], dtype=self.dtype, device=self.clean.device)[:, None]
-        pending = {self.steps[-1].index: unit.expand(self.region.tasks, *unit.shape)}
+        lines = self.lines(shares, self.rows.dtype) if self.lines else {}
+        pending = {self.steps[-1].index: self.rows.expand(self.region.tasks, *self.rows.shape)}
         for step in reversed(self.steps):
             i = step.index
             given = lines.get(i, {}) if isinstance(step.link, LinesLink) else shares.get(i, {})
             found, states[i] = step.link.pull(pending.pop(i), given)
             for source, part in zip(step.sources, found, strict=True):
                 pending[source] = _plus(pending[source], part) if source in pending else part
-        values = {0: self._lowest(pending.pop(0))}
+        form = pending.pop(MOVED)
+        values = {MOVED: self.region.lowest(form.movedim(-1, 0)).movedim(0, -1)}
         for step in self.steps:
             read = [
-                values[i] if n is None else values[i][:, :, :n]
+                values[i] if n is None else values[i][:, :n]
                 for i, n in zip(step.sources, step.cuts, strict=True)
             ]
             values[step.index], states[step.index] = step.link.push(states[step.index], *read)
-        return self.clean + values[step.index].squeeze(2).diagonal(dim1=1, dim2=2), states
-
-    def _lowest(self, form: Tensor) -> Tensor:
-        """The input where the form is smallest."""
-        moved = self.region.moved[:, None, :, None].expand(-1, form.shape[1], -1, form.shape[3])
-        at = self.region.lowest(form.gather(2, moved).transpose(0, 1))
-        return torch.zeros_like(form).scatter_(2, moved, at.transpose(0, 1))
+        return self.clean + (self.rows * values[step.index]).sum((1, 2)), states
 
 
-def tokens_read(bounds: Bounds) -> dict[int, int]:
-    """The nodes the margin depends on, and how many of their tokens: the first one only, or all."""
+def tokens_read(bounds: Bounds, root: int, wanted: int) -> dict[int, int]:
+    """The nodes that the first tokens of one depend on, up to those of exact form, and how many of theirs."""
     nodes = bounds.nodes
-    read = {len(nodes) - 1: 1}
-    for index in range(len(nodes) - 1, 0, -1):
-        if index in read:
+    read = {root: wanted}
+    for index in range(root, 0, -1):
+        if index in read and index not in bounds.locals:
             for place, source in enumerate(_sources(nodes[index])):
                 count = reads(nodes[index].op, place, read[index], bounds.clean[source].shape[0])
                 read[source] = max(read.get(source, 0), count)
@@ -192,9 +200,9 @@ def _relaxed(op: Op, inputs: Sequence[tuple[Tensor, Box]], dtype: torch.dtype) -
 
 def _plus(a: Tensor, b: Tensor) -> Tensor:
     """The sum of multipliers, those of further tokens being 0."""
-    if a.shape[2] == b.shape[2]:
+    if a.shape[1] == b.shape[1]:
         return a + b
-    wide, narrow = (a, b) if a.shape[2] > b.shape[2] else (b, a)
+    wide, narrow = (a, b) if a.shape[1] > b.shape[1] else (b, a)
     total = wide.clone()
-    total[:, :, : narrow.shape[2]] += narrow
+    total[:, : narrow.shape[1]] += narrow
     return total

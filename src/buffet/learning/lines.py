@@ -97,7 +97,7 @@ class Lines:
         found: dict[int, dict[str, Line]] = {}
         for p, share, *line in zip(self.places, given, *columns, strict=True):
             if share is not None:
-                views = (column.view(len(slope), 1, *p.shape) for column in line)
+                views = (column.view(len(slope), *p.shape, 1) for column in line)
                 found.setdefault(p.index, {})[p.side] = Line(*views)
         return found
 

@@ -4,7 +4,7 @@ A link takes the multipliers of its output to those of its inputs, through the l
 selects, and then the values of its inputs to that of its output, through the same line. The value of a line
 depends on its share, and the product of multiplier and derivative is the gradient of the whole bound.
 
-All that depends on a box alone is made once. Multipliers and values are ``[tasks, rows, tokens, features]``,
+All that depends on a box alone is made once. Multipliers and values are ``[tasks, tokens, features, rows]``,
 in single precision; lines are made in float64 (`lines`), as differences of nearly equal numbers. There is no
 allowance for rounding: links help to choose shares, and prove nothing.
 """
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.choices import Shares
+from buffet.bounds.forms import Local
 from buffet.bounds.intervals import Box, as_terms
-from buffet.bounds.pieces import LinesPiece
+from buffet.bounds.pieces import LinesPiece, split_axes
 from buffet.bounds.relaxations import SIDES, Side
 from buffet.bounds.wholes import Whole
 from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
@@ -41,7 +42,7 @@ class Link:
         raise NotImplementedError
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
-        """The derivative of ``Σ weights · bound`` by every share; `weights` are ``[tasks, rows, 1, 1]``."""
+        """The derivative of ``Σ weights · bound`` by every share; `weights` are ``[tasks, 1, 1, rows]``."""
         return {}
 
 
@@ -65,13 +66,13 @@ def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
         case Affine():
             weight = op.weight.to(dtype)
             transposed = weight.mT
-            return LinearLink(lambda x: x @ transposed, lambda m: (m @ weight,))
+            return LinearLink(lambda x: _product(weight, x), lambda m: (_product(transposed, m),))
         case Diagonal():
-            scale = op.weight.to(dtype)
+            scale = op.weight.to(dtype)[:, None]
             return LinearLink(lambda x: x * scale, lambda m: (m * scale,))
         case Center():
-            mean = like.new_full((like.shape[-1], 1), 1 / like.shape[-1], dtype=dtype)
-            return LinearLink(lambda x: x - x @ mean, lambda m: (m - m @ mean,))
+            mean = like.new_full((1, like.shape[-1]), 1 / like.shape[-1], dtype=dtype)
+            return LinearLink(lambda x: x - _product(mean, x), lambda m: (m - _product(mean, m),))
         case Offset():
             return LinearLink(lambda x: x, lambda m: (m,))
         case Add():
@@ -79,9 +80,43 @@ def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
         case Pool(kind="first"):
             return LinearLink(lambda x: x, lambda m: (m,))  # token 0 is all that is read
         case Pool():
-            share = op.weights(len(like), None, like).to(dtype)[:, None]
-            return LinearLink(lambda x: (share * x).sum(-2, keepdim=True), lambda m: (share * m,))
+            share = op.weights(len(like), None, like).to(dtype)[:, None, None]
+            return LinearLink(lambda x: (share * x).sum(1, keepdim=True), lambda m: (share * m,))
     raise NotImplementedError(type(op).__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalLink(Link):
+    """A node that is an exact function of the moved rows of the input, token by token.
+
+    Its input has these rows instead of tokens.
+    """
+
+    matrix: Tensor
+    places: Tensor  # of the moved tokens, [tasks, moved, 1, 1],
+    read: Tensor  # and whether they are among those that count
+    tokens: int
+
+    @staticmethod
+    def over(local: Local, tokens: int, dtype: torch.dtype) -> LocalLink:
+        """Of the first tokens."""
+        places = local.moved[..., None, None]
+        read = (places < tokens).to(dtype)
+        return LocalLink(local.unrounded.to(dtype), places.clamp_max(tokens - 1), read, tokens)
+
+    def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
+        places = self.places.expand(-1, -1, *multipliers.shape[2:])
+        return (_product(self.matrix.mT, self.read * multipliers.gather(1, places)),), ()
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        moved = self.read * _product(self.matrix, values[0])
+        full = moved.new_zeros(len(moved), self.tokens, *moved.shape[2:])
+        return full.scatter_add_(1, self.places.expand_as(moved), moved), ()
+
+
+def _product(matrix: Tensor, value: Tensor) -> Tensor:
+    """A matrix times the features of every token: for one row, of all of them together."""
+    return matrix @ value if value.shape[-1] > 1 else (value.squeeze(-1) @ matrix.mT).unsqueeze(-1)
 
 
 class Line(NamedTuple):
@@ -96,7 +131,7 @@ class Line(NamedTuple):
 class LinesLink(Link):
     """An elementwise function between two lines, those made of its shares (`Lines`) or the default ones."""
 
-    default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept; all are [tasks, 1, tokens, features]
+    default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept; all are [tasks, tokens, features, 1]
     room: Mapping[Side, Tensor]  # by how much a share can change the slope
 
     @staticmethod
@@ -107,7 +142,7 @@ class LinesLink(Link):
         tokens = slopes["lower"][0].shape[1]
 
         def row(value: Tensor) -> Tensor:
-            return value[:, :tokens].to(dtype).unsqueeze(1)
+            return value[:, :tokens].to(dtype).unsqueeze(-1)
 
         return LinesLink(
             default={
@@ -133,7 +168,7 @@ class LinesLink(Link):
         multipliers, runs, value = state
         parts = {"lower": multipliers.clamp_min, "upper": multipliers.clamp_max}
         return {
-            side: over_rows(parts[side](0) * (value - run) * (weights * self.room[side]))
+            side: _over_rows(parts[side](0) * (value - run) * (weights * self.room[side]))
             for side, run in runs.items()
         }
 
@@ -143,15 +178,14 @@ class PlanesLink(Link):
     """A sum of products, each between two planes per side; a share is α between them.
 
     At deviations a, b of the factors the planes of a term are ``P + α·D``: below ``P = L1``, ``D = L2 − L1``,
-    above ``P = U1``, ``D = U2 − U1``. The first axis is the side, the last ones are the terms'.
+    above ``P = U1``, ``D = U2 − U1``. All tensors are ``[sides, tasks, *terms]``, of size 1 where they do not
+    depend on an axis. Rows only ever meet terms in contractions: there are many of both.
     """
 
-    a: _Axes
-    b: _Axes
-    out: _Axes
+    op: Bilinear
     x: Tensor  # coefficient of a in P
     x_step: Tensor  # and in D
-    y: Tensor  # that of b, on both sides
+    y: Tensor  # that of b
     y_step: Tensor
     constant: Tensor
     constant_step: Tensor
@@ -159,8 +193,7 @@ class PlanesLink(Link):
     @staticmethod
     def over(op: Bilinear, clean: tuple[Tensor, Tensor], x: Box, y: Box, dtype: torch.dtype) -> PlanesLink:
         def ends(value: Tensor, box: Box, axes: str) -> tuple[Tensor, ...]:
-            parts = (value.expand_as(box.lower), box.lower, box.upper)
-            return tuple(as_terms(op, v, axes).unsqueeze(1) for v in parts)
+            return tuple(as_terms(op, v, axes) for v in (value.expand_as(box.lower), box.lower, box.upper))
 
         x_clean, x_low, x_high = ends(clean[0], x, op.x)
         y_clean, y_low, y_high = ends(clean[1], y, op.y)
@@ -170,44 +203,51 @@ class PlanesLink(Link):
         def cast(value: Tensor) -> Tensor:
             return (op.scale * value).to(dtype)
 
-        shapes = {
-            c: n
-            for axes, v in ((op.x, clean[0]), (op.y, clean[1]))
-            for c, n in zip(axes, op.split(v, axes).shape, strict=True)
-        }
         return PlanesLink(
-            a=_Axes.of(op, op.x, shapes),
-            b=_Axes.of(op, op.y, shapes),
-            out=_Axes.of(op, op.out, shapes),
+            op=op,
             x=cast(y_clean + first),
             x_step=cast(second - first),
-            y=cast(x_clean + x_low),
-            y_step=cast(x_high - x_low),
+            y=cast(x_clean + x_low)[None],
+            y_step=cast(x_high - x_low)[None],
             constant=cast(-constant),
             constant_step=cast(constant - x_high * second),
         )
 
     def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
-        alpha = torch.stack([given[side] for side in SIDES]).unsqueeze(2)
-        whole = self.out.terms(multipliers)
+        op = self.op
+        alpha = torch.stack([given[side] for side in SIDES])
+        planes = torch.addcmul(self.x, alpha, self.x_step), torch.addcmul(self.y, alpha, self.y_step)
+        whole = split_axes(op, multipliers, op.out)
         parts = torch.stack([whole.clamp_min(0), whole.clamp_max(0)])
-        to_a, to_b = torch.addcmul(self.x, alpha, self.x_step), torch.addcmul(self.y, alpha, self.y_step)
-        pulled = self.a.total(parts * to_a), self.b.total(parts * to_b)
-        return pulled, (multipliers, parts, alpha)
+        pulled = [
+            torch.einsum(f"st{op.out}r,st{op.terms}->t{axes}r", parts, plane)
+            for plane, axes in zip(planes, (op.x, op.y), strict=True)
+        ]
+        return tuple(one.flatten(2, -2) for one in pulled), (multipliers, parts, alpha, planes)
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
-        multipliers, parts, alpha = state
-        a, b = self.a.terms(values[0]), self.b.terms(values[1])
-        step = torch.addcmul(torch.addcmul(self.constant_step, self.x_step, a), self.y_step, b)
-        plane = torch.addcmul(torch.addcmul(self.constant, self.x, a), self.y, b)
-        below, above = self.out.each(torch.addcmul(plane, alpha, step))
-        return torch.where(multipliers.signbit(), above, below), (parts, step)
+        op = self.op
+        multipliers, parts, alpha, planes = state
+        constant = torch.addcmul(self.constant, alpha, self.constant_step)
+        if gone := [2 + place for place, axis in enumerate(op.terms) if axis not in op.out]:
+            constant = constant.sum(gone)
+        total = constant.unsqueeze(-1)
+        factors = [split_axes(op, value, axes) for value, axes in zip(values, (op.x, op.y), strict=True)]
+        for plane, factor, axes in zip(planes, factors, (op.x, op.y), strict=True):
+            total = total + torch.einsum(f"st{op.terms},t{axes}r->st{op.out}r", plane, factor)
+        below, above = total.flatten(3, -2)
+        return torch.where(multipliers.signbit(), above, below), (parts, *factors)
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
-        parts, step = state
-        weighted = parts * weights.reshape(*weights.shape[:2], *[1] * (parts.ndim - 3))
-        below, above = over_rows(weighted * step, 2)
-        return {"lower": below, "upper": above}
+        op = self.op
+        parts, *factors = state
+        weighted = parts * weights.reshape(len(weights), *[1] * len(op.out), -1)
+        everywhere = [slice(None) if axis in op.out else None for axis in op.terms]
+        total = self.constant_step * weighted.sum(-1)[:, :, *everywhere]
+        for step, factor, axes in zip((self.x_step, self.y_step), factors, (op.x, op.y), strict=True):
+            moved = torch.einsum(f"st{op.out}r,t{axes}r->st{op.terms}", weighted, factor)
+            total = torch.addcmul(total, step, moved)
+        return dict(zip(SIDES, total, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,75 +270,35 @@ class WholeLink(PlanesLink):
         return WholeLink(**vars(planes), whole=first, steepest=ball.steepest)
 
     def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
-        share = given["whole"][:, None, ..., None]
+        share = given["whole"][..., None, None]
         m = self._split(multipliers)
-        (a, b), state = super().pull(((1 - share) * m).flatten(3), given)
+        (a, b), state = super().pull(((1 - share) * m).flatten(2, 3), given)
         taken = share * m
-        to_a = torch.einsum("tnihk,jhk->tnihj", taken, self.whole.values)
-        to_b = torch.einsum("tnihk,tihj->tnjhk", taken, self.whole.middle)
-        return (a + to_a.flatten(3), b + to_b.flatten(3)), (state, m, share)
+        to_a = torch.einsum("tihkr,jhk->tihjr", taken, self.whole.values)
+        to_b = torch.einsum("tihkr,tihj->tjhkr", taken, self.whole.middle)
+        return (a + to_a.flatten(2, 3), b + to_b.flatten(2, 3)), (state, m, share)
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
         state, m, share = state
         plane, state = super().push(state, *values)
         a, b = (self._split(value) for value in values)
-        value = torch.einsum("tnihj,jhk->tnihk", a, self.whole.values)
-        value = value + torch.einsum("tihj,tnjhk->tnihk", self.whole.middle, b)
+        value = torch.einsum("tihjr,jhk->tihkr", a, self.whole.values)
+        value = value + torch.einsum("tihj,tjhkr->tihkr", self.whole.middle, b)
         # What is left over is largest in size there, and grows so much with every multiplier.
-        form = (m.unsqueeze(-2) @ self.whole.factors).squeeze(-2)
-        worst = (self.whole.factors @ self.steepest(form).unsqueeze(-1)).squeeze(-1)
-        value = value - self.whole.reach[:, None, ..., None] * worst
+        worst = self.whole.factors @ self.steepest(m.mT @ self.whole.factors).mT
+        value = value - self.whole.reach[..., None, None] * worst
         plane = self._split(plane)
-        return torch.lerp(plane, value, share).flatten(3), (state, m * (value - plane))
+        return torch.lerp(plane, value, share).flatten(2, 3), (state, m * (value - plane))
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
         state, better = state
         found = super().gradient(state, weights)
-        return {**found, "whole": over_rows(better.sum(-1) * weights)}
+        return {**found, "whole": _over_rows(better.sum(-2) * weights)}
 
     def _split(self, value: Tensor) -> Tensor:
-        return value.unflatten(-1, (self.whole.factors.shape[0], -1))
+        return value.unflatten(2, (self.whole.factors.shape[0], -1))
 
 
-@dataclass(frozen=True)
-class _Axes:
-    """How a factor or the output of a product lies in its terms: views, made out once."""
-
-    split: tuple[int, ...]  # its axes after tasks and rows,
-    order: tuple[int, ...] | None  # all of them in the order of the terms, if that is another one,
-    spread: tuple[int, ...]  # and those of the terms, of size 1 where it has none
-    gone: tuple[int, ...]  # from the end, axes of the terms that it does not have
-    back: tuple[int, ...] | None  # from the order of the terms to its own
-
-    @staticmethod
-    def of(op: Bilinear, axes: str, sizes: Mapping[str, int]) -> _Axes:
-        kept = [c for c in op.terms if c in axes]
-        straight = "".join(kept) == axes
-        return _Axes(
-            split=tuple(sizes[c] for c in axes),
-            order=None if straight else (0, 1, *(2 + axes.index(c) for c in kept)),
-            spread=tuple(sizes[c] if c in axes else 1 for c in op.terms),
-            gone=tuple(place - len(op.terms) for place, c in enumerate(op.terms) if c not in axes),
-            back=None if straight else (0, 1, *(2 + kept.index(c) for c in axes)),
-        )
-
-    def terms(self, value: Tensor) -> Tensor:
-        """``[tasks, rows, tokens, features]`` over the axes of the terms."""
-        tasks, rows, *_ = value.shape
-        if self.order is not None:
-            value = value.reshape(tasks, rows, *self.split).permute(self.order)
-        return value.reshape(tasks, rows, *self.spread)
-
-    def total(self, terms: Tensor) -> Tensor:
-        """The sum of ``[sides, tasks, rows, *terms]`` over the sides and the axes it does not have."""
-        total = terms.sum((0, *self.gone))
-        return (total if self.back is None else total.permute(self.back)).flatten(3)
-
-    def each(self, terms: Tensor) -> Tensor:
-        """The same for every side, where the order is that of the terms."""
-        return (terms.sum(self.gone) if self.gone else terms).flatten(4)
-
-
-def over_rows(value: Tensor, axis: int = 1) -> Tensor:
+def _over_rows(value: Tensor) -> Tensor:
     """The sum over the rows."""
-    return value.squeeze(axis) if value.shape[axis] == 1 else value.sum(axis)
+    return value.squeeze(-1) if value.shape[-1] == 1 else value.sum(-1)

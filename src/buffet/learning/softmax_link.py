@@ -17,8 +17,9 @@ from torch import Tensor
 
 from buffet.bounds.choices import Shares
 from buffet.bounds.intervals import Box, difference_range
+from buffet.bounds.medians import lower_median
 from buffet.bounds.softmax import chord_slope, log_chord, scores_of
-from buffet.learning.links import Link, State, over_rows
+from buffet.learning.links import Link, State
 from buffet.program import Softmax
 
 
@@ -47,7 +48,7 @@ class SoftmaxLink(Link):
     """Attention weights between tangents of all scores of their query.
 
     Shares are the points where they touch, the mixture of the two lower bounds, and the constant that Σp = 1
-    allows to take off the multipliers. All tensors are float64, ``[tasks, 1, tokens, heads, keys]``, and
+    allows to take off the multipliers. All tensors are float64, ``[tasks, tokens, heads, keys]``, and
     ``[..., outputs, keys]`` where they depend on the output too; ranges are those of deviations.
     """
 
@@ -64,15 +65,14 @@ class SoftmaxLink(Link):
 
     @staticmethod
     def over(op: Softmax, clean: Tensor, scores: Box, direct: Box | None = None) -> SoftmaxLink:
-        s, low, high = (v.unsqueeze(1) for v in scores_of(op, clean, scores))
+        s, low, high = scores_of(op, clean, scores)
         peak = high.amax(-1, keepdim=True)
-        smallest, largest = difference_range(s[:, 0], low[:, 0], high[:, 0], direct)
+        smallest, largest = difference_range(s, low, high, direct)
         slope, start = chord_slope(smallest, largest), smallest.exp()
         # Where a chord overflows, the bound falls back to 0, as in `softmax_piece`.
         lost = ~((largest.exp() + slope).isfinite().all(-1, keepdim=True))
         eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
-        between = start.masked_fill(lost, torch.inf).masked_fill(eye, 1.0), slope.masked_fill(lost | eye, 0.0)
-        clean_apart = s[:, 0].unsqueeze(-2) - s[:, 0].unsqueeze(-1)
+        clean_apart = s.unsqueeze(-2) - s.unsqueeze(-1)
         return SoftmaxLink(
             heads=op.heads,
             scores=s,
@@ -80,10 +80,13 @@ class SoftmaxLink(Link):
             weights=s.softmax(-1),
             low=low - s,
             width=high - low,
-            above=tuple(v.unsqueeze(1) for v in log_chord((smallest, largest))),  # type: ignore[arg-type]
+            above=log_chord((smallest, largest)),
             below=((low - peak).exp(), chord_slope(low - peak, high - peak)),
-            apart=((smallest - clean_apart).unsqueeze(1), (largest - clean_apart).unsqueeze(1)),
-            between=(between[0].unsqueeze(1), between[1].unsqueeze(1)),
+            apart=(smallest - clean_apart, largest - clean_apart),
+            between=(
+                start.masked_fill(lost, torch.inf).masked_fill(eye, 1.0),
+                slope.masked_fill(lost | eye, 0.0),
+            ),
         )
 
     def _tangents(self, point: Tensor, mixture: Tensor) -> _Tangents:
@@ -131,62 +134,68 @@ class SoftmaxLink(Link):
         )
 
     def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
-        point, mixture, shift = (given[key].double().unsqueeze(1) for key in ("point", "mixture", "shift"))
+        point, mixture, shift = (given[key].double() for key in ("point", "mixture", "shift"))
         tangents = self._tangents(point, mixture)
         whole = self._split(multipliers)
-        middle, largest, smallest = whole.median(-1, True), whole.max(-1, True), whole.min(-1, True)
-        size = largest.values - smallest.values
-        away = (shift - 0.5).to(whole.dtype).unsqueeze(-1)
-        shifted = whole - torch.addcmul(middle.values, away, size)
-
-        def chosen(below: Tensor, above: Tensor, negative: Tensor) -> Tensor:
-            return torch.where(negative, above.to(whole.dtype), below.to(whole.dtype))
-
-        negative = shifted.signbit()
-        slope = chosen(tangents.lower, tangents.upper, negative.unsqueeze(-1))
-        constant = chosen(tangents.lower_constant, tangents.upper_constant, negative)
-        pulled = (shifted.unsqueeze(-1) * slope).sum(-2).flatten(3)
-        places = middle.indices, largest.indices, smallest.indices
-        return (pulled,), (tangents, shifted, slope, constant, size, away, places)
+        middle, largest, smallest = lower_median(whole, 3), whole.amax(3, True), whole.amin(3, True)
+        away = (shift - 0.5).to(whole.dtype)[..., None, None]
+        size = largest - smallest
+        shifted = whole - torch.addcmul(middle, away, size)
+        parts = torch.stack([shifted.clamp_min(0), shifted.clamp_max(0)])
+        slopes = torch.stack([tangents.lower, tangents.upper]).to(whole.dtype)
+        pulled = torch.einsum("stihjr,stihjk->tihkr", parts, slopes).flatten(2, 3)
+        # How what was taken off changes with every multiplier.
+        middle, largest, smallest = (_places(whole == value) for value in (middle, largest, smallest))
+        taken = torch.addcmul(middle, away, largest - smallest)
+        return (pulled,), (tangents, shifted, parts, slopes, size, taken)
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
-        tangents, shifted, slope, constant, size, away, (middle, largest, smallest) = state
+        tangents, shifted, parts, slopes, size, taken = state
         value = self._split(values[0])
-        line = (slope * value.unsqueeze(-2)).sum(-1) + constant
-        total = line.sum(-1, keepdim=True)
-        moved = away * total
-        line = line.scatter_add(-1, middle, -total).scatter_add(-1, largest, -moved)
-        return line.scatter_add(-1, smallest, moved).flatten(3), (tangents, shifted, size, total, value)
+        constants = torch.stack([tangents.lower_constant, tangents.upper_constant]).to(value.dtype)
+        below, above = torch.einsum("stihjk,tihkr->stihjr", slopes, value) + constants.unsqueeze(-1)
+        line = torch.where(shifted.signbit(), above, below)
+        total = line.sum(3, keepdim=True)
+        pushed = torch.addcmul(line, taken, total, value=-1).flatten(2, 3)
+        return pushed, (tangents, parts, (size * total).squeeze(3), value)
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
-        tangents, shifted, size, total, value = state
-        x = value.double().unsqueeze(-2)
-        weights = weights.double().unsqueeze(-1)
-        below, above = (weights * part.double() for part in (shifted.clamp_min(0), shifted.clamp_max(0)))
-        w = x - tangents.t
+        tangents, parts, gained, value = state
+        weighted = parts * weights.unsqueeze(3)
+        # All is linear in the values: of the rows, these sums are enough.
+        below, above = weighted.sum(-1).double()
+        below_x, above_x = torch.einsum("stihjr,tihkr->stihjk", weighted, value).double()
+        below_w, above_w = (
+            x - part.unsqueeze(-1) * tangents.t for x, part in ((below_x, below), (above_x, above))
+        )
         p, q, mixture = tangents.p, tangents.q, tangents.mixture
-        pw, qw = ((v * w).sum(-1, keepdim=True) for v in (p, q))
+        pw, qw = ((v * w).sum(-1, keepdim=True) for v, w in ((p, above_w), (q, below_w)))
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
 
-        found = (above * self.above[0]).unsqueeze(-1) * p * (pw - w)
-        lse = (below * (1 - mixture) * tangents.lse).unsqueeze(-1)
-        found = found + lse * ((eye - q) * (_diagonal(w).unsqueeze(-1) - qw) + q * qw)
-        away = x - value.double().unsqueeze(-1) - tangents.inside
+        found = self.above[0].unsqueeze(-1) * p * (pw - above_w)
+        lse = ((1 - mixture) * tangents.lse).unsqueeze(-1)
+        found = found + lse * ((eye - q) * (_diagonal(below_w).unsqueeze(-1) - qw) + q * qw)
+        away = below_x - _diagonal(below_x).unsqueeze(-1) - below.unsqueeze(-1) * tangents.inside
         tilt = (tangents.er_slope * away).sum(-1)
         # 2g³ C' Σ C'w, as the slopes are −g² C'; by the differences, that of t_k and of −t_j
-        er = (-2 * below * mixture * tangents.er * tilt).unsqueeze(-1) * self.between[1] * tangents.free
+        er = (-2 * mixture * tangents.er * tilt).unsqueeze(-1) * self.between[1] * tangents.free
         found = found + er - er.sum(-1, keepdim=True) * eye
 
-        touched = tangents.er + tilt - tangents.lse - (tangents.lse_slope * w).sum(-1)
+        touched = below * (tangents.er - tangents.lse) + tilt - (tangents.lse_slope * below_w).sum(-1)
         return {
-            "point": over_rows(found * self.width.unsqueeze(-2)),
-            "mixture": over_rows(below * touched),
-            "shift": over_rows(-weights.squeeze(-1) * (size * total).squeeze(-1).double()),
+            "point": found * self.width.unsqueeze(-2),
+            "mixture": touched,
+            "shift": -(weights * gained).sum(-1),
         }
 
     def _split(self, value: Tensor) -> Tensor:
-        return value.unflatten(-1, (self.heads, -1))
+        return value.unflatten(2, (self.heads, -1))
 
 
 def _diagonal(value: Tensor) -> Tensor:
     return value.diagonal(dim1=-2, dim2=-1)
+
+
+def _places(chosen: Tensor) -> Tensor:
+    """The derivative of a chosen entry by all of them; where several are equal, each has its part of it."""
+    return chosen / chosen.sum(3, keepdim=True)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.forms import Stop
@@ -15,6 +17,7 @@ from buffet.bounds.scene import Scene
 from buffet.bounds.substitution import Bounds
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
+from buffet.learning.lagrangian import Lagrangian
 from buffet.learning.sheet import Best, Sheet
 from buffet.learning.starts import initial_shares
 from buffet.program import Node, Program, Scores, Softmax
@@ -35,18 +38,18 @@ class Tuning:
     carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
 
     def each(self, program: Program) -> int:
-        """The steps of every group. A fourth would prove one percent more and take a fifth longer.
+        """The steps of every group. A fourth would prove half a percent more and take a tenth longer.
 
         One layer has few groups, and none of them rows that pass through another.
         """
         return math.ceil(self.steps / (10 if program.layers > 1 else 4))
 
     def sample(self, scene: Scene, root: int) -> int:
-        """How many features of a node are learned on: the more steps, the more rows."""
-        return max(2, 6 * self.each(scene.program) // len(scene.clean[root]))
+        """How many features of every token are learned on: the more tokens, the fewer."""
+        return max(2, 24 * self.each(scene.program) // (1 + len(scene.clean[root])))
 
     def __call__(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
-        root, _ = next(iter(bounds.unit_rows(nodes, stops)))
+        root, units = bounds.units(nodes)
         memory, target = self.control.memory, nodes[0]
         follows = not learns(bounds.nodes[target])
         # A part of a ball can be bounded just as well with what was learned for the whole.
@@ -56,29 +59,21 @@ class Tuning:
         shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
-        features = sum(bounds.clean[n].shape[-1] for n in nodes)
-        generator = torch.Generator().manual_seed(root)
-        sample = torch.randperm(features, generator=generator)[: self.sample(bounds.scene, root)]
         steps = 0 if follows or known else self.each(bounds.scene.program)
-        sheet = Sheet(shares)
+        sheet = Sheet(shares, bounds.dtype)
         adam, best = Adam(sheet, self.rate), Best(sheet.values)
         found = best.values
+        lagrangian = Lagrangian.over(bounds, root, self._rows(bounds, root, units)) if steps else None
         for _ in range(steps):
             if self.control.expired:
                 break
-            with torch.enable_grad():
-                tuned = bounds.relaxed(Relaxer(learned=sheet.shares), bounds.dtype, upto=root)
-                lower = [
-                    tuned.concretise(*tuned.substitute(start, rows, tuned.locals))
-                    for start, rows in tuned.unit_rows(nodes, tuned.locals, sample)
-                ]
-                mean = torch.cat(lower, -1).mean((1, 2))
-                loss = -mean.sum()
-            better = best.offer(sheet.values.detach(), mean.detach())
-            adam.descend(sheet.gradient(loss))
+            assert lagrangian
+            lower, gradient = lagrangian.bound(sheet)
+            better = best.offer(sheet.values.detach(), lower.mean(1))
+            adam.descend(gradient(torch.full_like(lower, -1 / lower.shape[1])))
             # A step from the best so far is likely to be better still; one from elsewhere has lost its way.
             found = torch.where(better[:, None], sheet.values.detach(), best.values)
-        learned = sheet.reading(found)
+        learned = sheet.reading(found.double())
         self.carried.update(learned)
         if memory and steps:
             memory.keep(bounds.region, target, learned)
@@ -86,6 +81,14 @@ class Tuning:
             self.control.learned[target] = learned
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         return tuned.boxes_of(nodes, tuned.locals)
+
+    def _rows(self, bounds: Bounds, root: int, units: Tensor) -> Float[Tensor, "tokens features rows"]:
+        """Some units and their negatives, of every token."""
+        tokens, generator = len(bounds.clean[root]), torch.Generator().manual_seed(root)
+        some = torch.randperm(units.shape[1], generator=generator)[: self.sample(bounds.scene, root)]
+        each = units[:, some.to(units.device)]
+        eye = torch.eye(tokens, dtype=units.dtype, device=units.device)
+        return torch.einsum("np,fu->nfpu", eye, torch.cat([each, -each], 1)).flatten(2)
 
 
 def learns(node: Node) -> bool:
