@@ -35,7 +35,7 @@ PLANES, LEARNED = 8, 12
 """Numbers per term of a product: of its planes (float64), and where shares are learned."""
 GRAPH, SAVED = 5, 1
 """Versions of every form, and of every row at every node, that gradients pass through."""
-TUNED = 6
+TUNED = 8
 """Versions of the sampled rows at every node."""
 
 

@@ -276,7 +276,7 @@ def test_cells_of_a_ball_of_no_size_and_of_an_engine_with_little_memory() -> Non
         "certified",
         "unknown",
     )
-    small = buffet.Engine(memory=3 << 20)
+    small = buffet.Engine(memory=4 << 20)
     alone = replace(method_named("buffet"), rivals=())
     with_cells = buffet.verify(model, ball.select([0]), 2.0, alone, cells=2, falsify=False, engine=small)
     assert with_cells.verdict in ("certified", "unknown"), "and not an error"

@@ -169,14 +169,14 @@ print(megabytes("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads how large a process is from /proc")
 @pytest.mark.parametrize(
     ("method", "words", "limit"),
-    [("lse", 22, 80), ("o-buffet", 12, 250), ("backward", 2, 40), ("buffet", 2, 80)],
+    [("lse", 22, 80), ("o-buffet", 12, 250), ("backward", 2, 40), ("buffet", 2, 100)],
 )
 def test_memory_is_kept(method, words, limit, tmp_path):
     """Words that take more than that together; the process takes less than allowed, but a good part of it."""
     directory = write_random(tmp_path / "model", width=64, layers=2)
     given = [sys.executable, "-c", GROWTH, str(directory), TEXT, method, str(words), str(limit << 20)]
     done = subprocess.run(given, capture_output=True, text=True, check=True)
-    # Seen: 0.32 to 0.71 of the limit. The allocator decides too: the lower bound leaves room for it.
+    # Seen: 0.32 to 0.58 of the limit. The allocator decides too: the lower bound leaves room for it.
     assert limit / 6 < float(done.stdout) < limit
 
 
