@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Rows
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, needed_boxes
-from buffet.bounds.substitution import Bounds
+from buffet.bounds.substitution import Bounds, OutOfTime
 from buffet.learning.lagrangian import Lagrangian
 from buffet.learning.sheet import Sheet
 from buffet.learning.starts import initial_shares
@@ -154,3 +156,10 @@ def test_sides_without_a_share_keep_their_default_line():
     shares[lines[0]] = {}
     shares[lines[1]]["upper"] = shares[lines[1]]["lower"]
     compare(bounds, Sheet(shares), torch.float64, 1e-6)
+
+
+def test_a_deadline_is_looked_at_on_the_way():
+    with torch.no_grad():
+        bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
+    with pytest.raises(OutOfTime):
+        Lagrangian.of_margins(replace(bounds, deadline=0.0)).bound(sheet)

@@ -14,7 +14,7 @@ allowance for rounding: it serves to choose shares, whose bound is then computed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,7 @@ class Lagrangian:
     tokens: Mapping[int, int]  # how many tokens of a node they depend on
     steps: tuple[Step, ...]  # in the order of the nodes
     lines: Lines | None  # that are free
+    check_time: Callable[[], None]  # raises `OutOfTime` after a deadline
 
     @staticmethod
     def of_margins(bounds: Bounds, dtype: torch.dtype = torch.float32) -> Lagrangian:
@@ -91,7 +92,8 @@ class Lagrangian:
             cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
             steps.append(Step(index, link, sources, tuple(cuts)))
         clean = (rows * bounds.clean[root][: len(rows), :, None]).sum((0, 1))
-        return Lagrangian(bounds.region, rows, clean, tokens, tuple(steps), Lines.over(curves))
+        lines = Lines.over(curves)
+        return Lagrangian(bounds.region, rows, clean, tokens, tuple(steps), lines, bounds.check_time)
 
     def bound(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks rows"], Gradient]:
         """Lower bounds of the rows, up to rounding, and how to get their gradient."""
@@ -127,6 +129,7 @@ class Lagrangian:
         lines = self.lines(shares, self.rows.dtype) if self.lines else {}
         pending = {self.steps[-1].index: self.rows.expand(self.region.tasks, *self.rows.shape)}
         for step in reversed(self.steps):
+            self.check_time()
             i = step.index
             given = lines.get(i, {}) if isinstance(step.link, LinesLink) else shares.get(i, {})
             found, states[i] = step.link.pull(pending.pop(i), given)
@@ -135,6 +138,7 @@ class Lagrangian:
         form = pending.pop(MOVED)
         values = {MOVED: self.region.lowest(form.movedim(-1, 0)).movedim(0, -1)}
         for step in self.steps:
+            self.check_time()
             read = [
                 values[i] if n is None else values[i][:, :n]
                 for i, n in zip(step.sources, step.cuts, strict=True)

@@ -61,19 +61,11 @@ class Tuning:
             return bounds.boxes_of(nodes, stops)
         steps = 0 if follows or known else self.each(bounds.scene.program)
         sheet = Sheet(shares, bounds.dtype)
-        adam, best = Adam(sheet, self.rate), Best(sheet.values)
-        found = best.values
-        lagrangian = Lagrangian.over(bounds, root, self._rows(bounds, root, units)) if steps else None
-        for _ in range(steps):
-            if self.control.expired:
-                break
-            assert lagrangian
-            lower, gradient = lagrangian.bound(sheet)
-            better = best.offer(sheet.values.detach(), lower.mean(1))
-            adam.descend(gradient(torch.full_like(lower, -1 / lower.shape[1])))
-            # A step from the best so far is likely to be better still; one from elsewhere has lost its way.
-            found = torch.where(better[:, None], sheet.values.detach(), best.values)
-        learned = sheet.reading(found.double())
+        values = sheet.values.detach()
+        if steps:
+            rows = self._rows(bounds, root, units)
+            values = self._learn(Lagrangian.over(bounds, root, rows), sheet, steps)
+        learned = sheet.reading(values.double())
         self.carried.update(learned)
         if memory and steps:
             memory.keep(bounds.region, target, learned)
@@ -81,6 +73,20 @@ class Tuning:
             self.control.learned[target] = learned
         tuned = bounds.relaxed(Relaxer(learned=learned), bounds.dtype, upto=root)
         return tuned.boxes_of(nodes, tuned.locals)
+
+    def _learn(self, lagrangian: Lagrangian, sheet: Sheet, steps: int) -> Float[Tensor, "tasks numbers"]:
+        """The values of a sheet after some steps up the mean of the rows."""
+        adam, best = Adam(sheet, self.rate), Best(sheet.values)
+        found = best.values
+        for _ in range(steps):
+            if self.control.expired:
+                break
+            lower, gradient = lagrangian.bound(sheet)
+            better = best.offer(sheet.values.detach(), lower.mean(1))
+            adam.descend(gradient(torch.full_like(lower, -1 / lower.shape[1])))
+            # A step from the best so far is likely to be better still; one from elsewhere has lost its way.
+            found = torch.where(better[:, None], sheet.values.detach(), best.values)
+        return found
 
     def _rows(self, bounds: Bounds, root: int, units: Tensor) -> Float[Tensor, "tokens features rows"]:
         """Some units and their negatives, of every token."""
