@@ -92,17 +92,17 @@ DATASETS: Mapping[str, Dataset] = {
 }
 
 
-def read_sst2(directory: Path) -> Splits:
+def read_sst2(directory: str | Path) -> Splits:
     """SST-2 with its splits (67,349 / 872 / 1,821 rows before cleaning); anything else is refused."""
     return _read_known("sst2", directory)
 
 
-def read_yelp(directory: Path) -> Splits:
+def read_yelp(directory: str | Path) -> Splits:
     """The Yelp sentence set with its splits (113,598 / 2,000 / 20,000 rows); anything else is refused."""
     return _read_known("yelp", directory)
 
 
-def _read_known(name: str, directory: Path) -> Splits:
+def _read_known(name: str, directory: str | Path) -> Splits:
     splits, expected = read_splits(directory), DATASETS[name]
     if splits.dataset is not expected:
         rows = " and ".join(f"{count:,}" for count in expected.rows)
@@ -116,7 +116,7 @@ def _read_known(name: str, directory: Path) -> Splits:
 def read_data(source: str | Path) -> Splits:
     """The data in a directory, or of the Hugging Face hub when `source` starts with ``hf:``."""
     text = str(source)
-    return read_hub(text.removeprefix(HUB)) if text.startswith(HUB) else read_splits(Path(source))
+    return read_hub(text.removeprefix(HUB)) if text.startswith(HUB) else read_splits(source)
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -151,12 +151,13 @@ def _example(path: Path, number: int, line: str) -> Example:
     return Example(sentence.strip(), int(label))
 
 
-def read_splits(directory: Path) -> Splits:
+def read_splits(directory: str | Path) -> Splits:
     """`train.tsv`, `dev.tsv` and `test.tsv` of a directory, the training part cleaned.
 
     A training row is dropped when its sentence is also in dev or test (compared without case and spacing),
     or when it repeats an earlier row with the same label.
     """
+    directory = Path(directory)
     if not directory.is_dir():
         raise BuffetError(f"{directory}: no such directory; expected train.tsv, dev.tsv and test.tsv in it")
     train, dev, test = (read_tsv(directory / f"{part}.tsv") for part in ("train", "dev", "test"))

@@ -36,7 +36,7 @@ def test_leaked_and_repeated_sentences_are_dropped(tmp_path: Path) -> None:
     }
     for name, text in parts.items():
         (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\n" + text)
-    splits = read_splits(tmp_path)
+    splits = read_splits(str(tmp_path))
     assert splits.train == (Example("good film", 1), Example("good film", 0))
     assert (splits.leaked, splits.duplicates) == (2, 1)
 
