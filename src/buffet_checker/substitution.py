@@ -15,6 +15,7 @@ deviations, and of those of a deployed run.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -224,7 +225,11 @@ class Claimed:
             "mix": (len(x), node.heads, len(y), y.shape[1] // node.heads),
             "rescale": (len(x), node.heads, x.shape[1] // node.heads),
         }[kind]
-        low, high = (self.tensors.need(f"{prefix}.{s}", [(), sizes], share=True) for s in ("lower", "upper"))
+        # One number for all terms, or one for each, or one for all tokens.
+        of_tokens = (0,) if kind == "rescale" else (0, 2)
+        each = (((size, 1) if axis in of_tokens else (size,)) for axis, size in enumerate(sizes))
+        shapes = [(), *itertools.product(*each)]
+        low, high = (self.tensors.need(f"{prefix}.{s}", shapes, share=True) for s in ("lower", "upper"))
         both = boxes[0], boxes[1]
         piece = planes(kind, node.heads, node.scale, (x, y), both, (low, high), self.residuals[index])
         share = self.tensors.get(f"{prefix}.whole", [sizes[:2]], share=True)
@@ -249,10 +254,9 @@ class Claimed:
             if derivation.keep:
                 self.forms[first] = form
             return
-        stops = {n: self.forms[n] for n in derivation.stops if n in self.forms}
-        if len(stops) < len(derivation.stops):
-            missing = min(set(derivation.stops) - stops.keys())
-            raise RejectedError(f"node {first} ({self.nodes[first].name}): node {missing} keeps no form")
+        if missing := set(derivation.stops) - self.forms.keys():
+            raise RejectedError(f"node {first} ({self.nodes[first].name}): node {min(missing)} keeps no form")
+        stops = {n: self.forms[n] for n in derivation.stops}
         bounds, kept = self._substituted(derivation, stops)
         start = 0
         for index in derivation.nodes:

@@ -186,6 +186,18 @@ def test_flipped_bytes_never_crash_the_checker(proof: tuple[buffet.Model, bytes,
         assert outcome(bytes(changed), checkpoint)
 
 
+def test_a_stop_may_be_named_twice_but_has_to_keep_a_form(
+    proof: tuple[buffet.Model, bytes, Checkpoint],
+) -> None:
+    _, content, checkpoint = proof
+    opened = Opened.of(content)
+    derivation = next(d for d in opened.claim["derivations"] if d.get("stops"))
+    derivation["stops"].append(derivation["stops"][0])
+    assert outcome(opened.close(), checkpoint) == "accepted"
+    derivation["stops"][-1] = derivation["nodes"][0]
+    assert f"node {derivation['nodes'][0]} keeps no form" in outcome(opened.close(), checkpoint)
+
+
 def test_a_rejection_names_the_first_node_that_fails(
     proof: tuple[buffet.Model, bytes, Checkpoint],
 ) -> None:
