@@ -27,6 +27,8 @@ class Adam:
             gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
             self._first.lerp_(gradient, 0.1)
             self._second.lerp_(gradient.square_(), 0.001)
-            size = (self._second / (1 - 0.999**self._steps)).sqrt_().add_(1e-8)
+            # Not below 1e-8; and numbers so small that they are stored without leading 1 take a hundred times
+            # as long to take a root of.
+            size = self._second.div(1 - 0.999**self._steps).add_(1e-16).sqrt_()
             reach = -self.rate * share / (1 - 0.9**self._steps)
             self.sheet.values.addcdiv_(self._first, size, value=reach).clamp_(0, 1)
