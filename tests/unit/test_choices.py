@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from buffet.bounds.choices import Relaxer
+from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.products import rule
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
 from buffet.learning.starts import initial_shares
 from buffet.methods import METHODS
-from buffet.program import Bilinear, Scores
+from buffet.program import Bilinear, Mix, Scores
 from random_encoders import ball, encoder, smallest, walk
 
 
@@ -64,3 +64,34 @@ def test_shares_are_sound_wherever_they_are():
         }
         lower = margins(replace(bounds, relax=Relaxer(learned=shares)), propagation)
         assert (lower <= attained).all()
+
+
+def test_along_tokens_of_which_one_moves_one_share_is_as_good_as_many():
+    """In the first layer α of any other term changes nothing."""
+    model, region = encoder(4), ball(4, 0.05)
+    scene = METHODS["baseline"].scene(model.program64, region.center, 0)
+    propagation = PROPAGATIONS["backward"]
+    bounds = bound_nodes(scene, region, Relaxer(), propagation, dtype=torch.float64)
+    scores, mix = [i for i, node in enumerate(bounds.nodes) if isinstance(node.op, Scores | Mix)][:2]
+    g = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=g, dtype=torch.float64)
+
+    few = initial_shares(bounds, "zero", products_only=True)
+    few = {i: {side: random(*v.shape) for side, v in s.items()} for i, s in few.items()}
+    assert few[scores]["lower"].shape == (2, 1, 2, 1, 4)
+    assert few[mix]["lower"].shape == (2, 4, 2, 1, 4)
+    many = {**few, scores: {}, mix: {}}
+    for side in ("lower", "upper"):
+        of_scores, of_mix = random(2, 4, 2, 4, 4), random(2, 4, 2, 4, 4)
+        for task, word in enumerate(region.moved[:, 0].tolist()):
+            of_scores[task, word, :, word] = few[scores][side][task, 0, :, 0]
+            of_mix[task, :, :, word] = few[mix][side][task, :, :, 0]
+        many[scores][side], many[mix][side] = of_scores, of_mix
+
+    def proven(shares: dict[int, Shares]) -> torch.Tensor:
+        return margins(replace(bounds, relax=Relaxer(learned=shares)), propagation)
+
+    torch.testing.assert_close(proven(few), proven(many), rtol=0, atol=1e-12)
+    assert not torch.allclose(proven(few), margins(bounds, propagation))

@@ -22,6 +22,7 @@ from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import initial_shares
 from buffet.learning.tuning import Tuning
 from buffet.methods import METHODS
+from buffet.program import Apply
 from buffet.random_models import RandomModel
 from buffet.regions import LpBall
 from buffet.search import radius
@@ -98,6 +99,23 @@ def test_tuning_that_loses_its_way_keeps_the_best_it_has_seen(seed):
         return torch.stack([(box.upper - box.lower).mean() for box in found.boxes.values()])
 
     assert (widths(100) <= 1.01 * widths(0)).all()
+
+
+def test_what_is_always_on_begins_on_where_it_may_be_off():
+    """Shares are used at a larger ε too, where a ReLU may be on or off that is only one of them here."""
+    bounds = walk(encoder(5), ball(5, 0.05))
+    shares = initial_shares(bounds, "zero", products_only=False)
+    on = off = 0
+    for index, node in enumerate(bounds.nodes):
+        if isinstance(node.op, Apply) and node.op.function == "relu" and shares[index]:
+            box, clean = bounds.boxes[node.inputs[0]], bounds.clean[node.inputs[0]]
+            always, never = clean + box.lower > 0, clean + box.upper < 0
+            on, off = on + int(always.sum()), off + int(never.sum())
+            for share in shares[index].values():
+                assert (share[always] == 1).all()
+                assert (share[never] == 0).all()
+    assert on
+    assert off
 
 
 def test_memory_recalls_tasks_in_any_batch():

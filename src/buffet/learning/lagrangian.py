@@ -110,7 +110,8 @@ class Lagrangian:
                 for step in self.steps:
                     if step.index in found:
                         for key, part in step.link.gradient(states[step.index], weighted).items():
-                            found[step.index][key].copy_(part)
+                            share = found[step.index][key]  # of size 1 along an axis that all share it on
+                            share.copy_(part.sum_to_size(share.shape))
             return total
 
         return lower.clone(), gradient

@@ -11,7 +11,7 @@ from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, whole_of
 from buffet.bounds.relaxations import SIDES, default_slopes
 from buffet.bounds.softmax import better_bound
 from buffet.bounds.substitution import Bounds
-from buffet.program import Apply, Bilinear, Softmax
+from buffet.program import Apply, Bilinear, Node, Softmax
 
 STARTS = (*PRODUCTS, "random", "best")
 """The first α of every product: chosen as without learning, at random, or the best of several such."""
@@ -42,14 +42,14 @@ def initial_shares(
         if known and index in known:
             shares[index] = {key: share.clone() for key, share in known[index].items()}
         elif isinstance(node.op, Bilinear):
-            shape = (tasks, *_term_shape(node.op, *clean))
+            shape, alone = _terms(bounds, node)
             if start == "random":
                 generator = torch.Generator().manual_seed(index)
                 draw = [torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(2)]
                 alphas = [share.to(device) for share in draw]
             else:
                 alphas = [
-                    torch.as_tensor(a, dtype=torch.float64, device=device).expand(shape).clone()
+                    _at(alone, torch.as_tensor(a, dtype=torch.float64, device=device)).expand(shape).clone()
                     for a in Relaxer(start).alphas(bounds, node)
                 ]
             shares[index] = dict(zip(SIDES, alphas, strict=True))
@@ -69,12 +69,32 @@ def initial_shares(
             for side, slope in zip(SIDES, default_slopes(*where), strict=True):
                 least, most = bounds.slopes(index, side)
                 if bool((most > least).any()):
-                    share = (slope - least) / torch.where(most > least, most - least, 1.0)
+                    # Where there is no choice now, as for a ReLU that is always on, there may be one at a
+                    # larger ε: it should begin with the slope of now.
+                    share = torch.where(most > least, (slope - least) / (most - least), slope)
                     shares[index][side] = share.clamp(0, 1).nan_to_num(0.0)
     return shares
 
 
-def _term_shape(op: Bilinear, x: Tensor, y: Tensor) -> tuple[int, ...]:
-    sizes = dict(zip(op.x, op.split(x, op.x).shape, strict=True))
-    sizes |= dict(zip(op.y, op.split(y, op.y).shape, strict=True))
-    return tuple(sizes[c] for c in op.terms)
+def _terms(bounds: Bounds, node: Node) -> tuple[tuple[int, ...], dict[int, Tensor]]:
+    """The sizes of the task and term axes of a product's α, and the moved token on those of size 1.
+
+    A factor that moves at a single token, exactly, makes a product with anything else linear: α matters there
+    only, so one along the tokens of this factor is as good as one for each.
+    """
+    assert isinstance(node.op, Bilinear)
+    op, moved, sizes, alone = node.op, bounds.region.moved, dict[str, int](), dict[int, Tensor]()
+    for source, axes in zip(node.inputs, (op.x, op.y), strict=True):
+        sizes |= dict(zip(axes, op.split(bounds.clean[source], axes).shape, strict=True))
+    for source, axes in zip(node.inputs, (op.x, op.y), strict=True):
+        if source in bounds.locals and moved.shape[1] == 1:
+            sizes[axes[0]] = 1
+            alone[1 + op.terms.index(axes[0])] = moved
+    return (len(moved), *(sizes[c] for c in op.terms)), alone
+
+
+def _at(alone: Mapping[int, Tensor], alpha: Tensor) -> Tensor:
+    """The α of one token of every task on some axes, if there is more than one."""
+    for axis, token in alone.items() if alpha.ndim else ():
+        alpha = alpha.take_along_dim(token.view(-1, *[1] * (alpha.ndim - 1)), axis)
+    return alpha
