@@ -136,26 +136,31 @@ class Driver:
     ) -> Shape | None:
         """Some tasks go ahead, from a `place` (in logarithms) in the range where their radii are expected.
 
-        The others start at the mean of the places these found, and with the shape of their margin function,
-        which is returned. Where a `shape` is known already none goes ahead.
+        The others start at the mean of the places found before them, and with the shape of a margin function
+        seen there; the last one is returned. On one layer tasks together take little longer than one, and all
+        others start at once (all of them, where a `shape` is known already). On more layers every question
+        counts: with every answer, twice as many start from better guesses.
         """
         learns = prove.method.optimise == "tuned"
-        ahead = 0 if shape else AHEAD if learns else 1
-        for group in (range(len(ranges))[:ahead], range(len(ranges))[ahead:]):
-            if not group:
-                continue
-            caution = CAUTION if group.start else 1.0
+        together = learns or prove.query.model.program64.layers == 1
+        size = AHEAD if learns else len(ranges) if together and shape else 1
+        places: list[float] = []
+        start = 0
+        while start < len(ranges):
+            group = range(len(ranges))[start : start + size]
+            caution = CAUTION if start else 1.0
             guesses = {t: caution * ranges[t][0] ** (1 - place) * ranges[t][1] ** place for t in group}
             self.run(prove, guesses, shape, begin)
             seen = [(self.brackets[t], *ranges[t]) for t in group]
             seen = [(b, low, high) for b, low, high in seen if b.certified > 0 and low < high < math.inf]
-            places = [math.log(b.certified / low) / math.log(high / low) for b, low, high in seen if b.curve]
+            places += [math.log(b.certified / low) / math.log(high / low) for b, low, high in seen if b.curve]
             place = sum(places) / len(places) if places else place
             curves = [(b.curve, b.certified) for b, _, _ in seen if b.curve]
             if learns:  # margins move with more than ε: only what was seen near the root tells something
                 shape = straight(curve.steepness() for curve, _ in curves)
             elif curves:
                 shape = curves[0][0].shape(curves[0][1])
+            start, size = start + size, len(ranges) if together else 2 * size
         return shape
 
     def improve(self, prove: Prover) -> None:

@@ -18,6 +18,7 @@ from buffet.regions import Box, LpBall
 from buffet.search import radius
 from buffet.strategies import STRATEGIES
 from buffet.verify import Engine, verify
+from random_encoders import encoder
 
 TOLERANCE = 1e-3
 
@@ -71,6 +72,21 @@ def test_one_task_leads_and_the_others_are_asked_in_one_call(search, monkeypatch
         assert alone.certified == pytest.approx(task.certified, rel=1e-3)
         assert task.words == tuple(word)
         assert task.attacked == math.inf
+
+
+def test_on_more_layers_tasks_start_in_groups_that_grow(monkeypatch):
+    """Every group profits by what is known of the groups before it; none begins before these have ended."""
+    begun: list[list[int]] = []
+    original = driver.Driver.run
+
+    def seen(self, prove, guesses, *rest):
+        begun.append(list(guesses))
+        return original(self, prove, guesses, *rest)
+
+    monkeypatch.setattr(driver.Driver, "run", seen)
+    found = radius(encoder(0), LpBall(sentence(6), [[i] for i in range(6)], 2), "interval", attack=False)
+    assert begun == [[0], [1, 2], [3, 4, 5]]
+    assert all(task.certified > 0 for task in found.tasks)
 
 
 def test_a_margin_is_learned_for_all_tasks_at_once_after_one_was_asked_without_learning(monkeypatch):

@@ -46,7 +46,7 @@ NEAR = 0.4
 """Shares learned within this relative distance of an ε may be used as they are: the margin is a smooth
 function of ε then."""
 PLANS: Mapping[str, Plan] = {
-    "final": Plan(0.1, 0.05, 0.0, 6.0),
+    "final": Plan(0.05, 0.05, 0.0, 7.0),
     "all": Plan(0.12, 0.08, 0.0, 6.0),
     "tuned": Plan(0.6, 0.3, 0.1, 1.0),
 }
