@@ -199,6 +199,7 @@ def test_a_preset_is_data_architecture_and_variants() -> None:
     small = TrainSettings.of(preset="yelp-small-3-standard-gelu", data="yelp")
     assert (small.layers, small.width, small.inner, small.heads) == (3, 128, 128, 4)
     assert (small.layer_norm, small.activation, small.max_tokens) == ("standard", "gelu", 32)
+    assert (small.weight_decay, TrainSettings.of(preset="sst-3", data="sst2").weight_decay) == (2.0, 0.1)
     paper = TrainSettings.of(preset="sst-6", data="sst2", layers=5)
     assert (paper.layers, paper.width, paper.inner, paper.heads) == (5, 512, 512, 8)
     assert (paper.layer_norm, paper.activation) == ("no_var", "relu")
