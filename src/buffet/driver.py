@@ -25,6 +25,8 @@ CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
 PROMISING = 0.93
 """A rival whose learning leads to at least this share of what is proven may lead further on its own."""
+BEATEN = 0.98
+"""On more layers, one that then proves less than this share of the task it comes nearest to does not."""
 PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
 CUT_AT, RISE, RISES = 1.2, 1.08, 8
@@ -224,7 +226,7 @@ class Driver:
     def _promises(self, prove: Prover, margins: Sequence[float], begin: Begin) -> bool:
         """Whether learning leads near what is proven of the task that a method comes nearest to without.
 
-        If so, that task is searched on from there.
+        If so, that task is searched on from there. On one layer where learning begins matters more than that.
         """
         found = zip(self.brackets, margins, strict=True)
         known = [task for task, (b, m) in enumerate(found) if b.certified > 0 and math.isfinite(m)]
@@ -235,8 +237,10 @@ class Driver:
         (reached,) = prove.learn_from([nearest], [certified])
         if reached < PROMISING * certified:
             return False
-        self.run(prove, {nearest: reached}, None, begin)
-        return True
+        theirs = in_step(prove, {nearest: begin(reached, None, math.inf)}, self.deadline)
+        self.keep(theirs)
+        shallow = prove.query.model.program64.layers == 1
+        return shallow or theirs.brackets[nearest].certified >= BEATEN * certified
 
     def branch(self, query: Query, method: Method, largest: float) -> None:
         """Cut the ball of every task into cells, and search on for what all of them prove."""
