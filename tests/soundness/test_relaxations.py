@@ -375,3 +375,10 @@ def test_gradients_stay_finite_beside_degenerate_intervals() -> None:
         total = sum(v.double().sum() for v in vars(lines).values())
         for gradient in torch.autograd.grad(total, (lower, upper)):
             assert gradient.isfinite().all(), name
+
+
+def test_a_relu_that_is_always_off_has_lines_of_exactly_0() -> None:
+    """A step of single precision away from 0 would be a denormal number, and slow to multiply by."""
+    center, lower, upper = columns([(-1.0, -0.5, 0.5), (-3e-7, -1.0, 2e-7), (-1.0, 0.0, 0.0)])
+    for lines in (relax("relu", center, lower, upper, dtype=dtype) for dtype in DTYPES):
+        assert not any(bool(v.any()) for v in vars(lines).values())

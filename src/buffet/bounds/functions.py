@@ -64,7 +64,9 @@ class Function:
         if self.relative + also == 0:
             return torch.zeros_like(value)
         info = torch.finfo(value.dtype)
-        bound = ((self.relative + also) * info.eps) * value.abs() + info.tiny
+        bound = ((self.relative + also) * info.eps) * value.abs()
+        # Nothing underflows where a function that is computed exactly is 0.
+        bound = bound + (info.tiny if self.relative else info.tiny * value.abs().sign())
         return bound + (self.condition * info.eps) * x.abs() if self.condition else bound
 
     def admit(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -75,7 +75,10 @@ def relax(
     slope = torch.stack(slopes).to(dtype)  # as the engine will store them
     intercept = _intercepts(f, center, ends, slope.double())
     if dtype != torch.float64:
-        intercept = _stepped(intercept.to(dtype))
+        # What is exact stays so. A step away from 0, as of a ReLU that is always off, would be a denormal
+        # number, and processors take a hundred times as long to multiply by these.
+        rounded = intercept.to(dtype)
+        intercept = torch.where(rounded.double() == intercept, rounded, _stepped(rounded))
     below, above = (intercept * torch.logical_or(lower, upper)).unbind(0)
     return Lines(slope[0], below, slope[1], above)
 
@@ -152,9 +155,9 @@ def _stepped(pair: Tensor) -> Tensor:
 def _intercepts(f: Function, center: Tensor, ends: Tensor, slopes: Tensor) -> Tensor:
     """``min over x in [low, high] of f(x) − f(c) − k(x − c)`` for the first slope, the max for the second.
 
-    Rounded safely: x − c, k·(x − c) and three subtractions round once each, f(x) and f(c) as `f.rounding`
-    says. An infinite value makes its allowance infinite and their difference NaN, so that an overflow at one
-    end cannot hide behind a finite value at the other.
+    Rounded safely: x − c, k·(x − c) and three subtractions round once each, the product may underflow, f(x)
+    and f(c) err as `f.rounding` says. An infinite value makes its allowance infinite and their difference
+    NaN, so that an overflow at one end cannot hide behind a finite value at the other.
     """
     low, high = ends.unbind(0)
     below, above = slopes.unbind(0)
@@ -167,7 +170,8 @@ def _intercepts(f: Function, center: Tensor, ends: Tensor, slopes: Tensor) -> Te
     gaps = torch.addcmul(value - clean, slopes.unsqueeze(1), run, value=-1)
     with torch.no_grad():
         error = f.rounding(x, value, also=2.0) + f.rounding(center, clean, also=2.0)
-        slack = torch.addcmul(error, slopes.abs().unsqueeze(1), run.abs(), value=2 * _EPS)
+        steep = slopes.abs().unsqueeze(1)
+        slack = torch.addcmul(error + _TINY * steep.sign(), steep, run.abs(), value=2 * _EPS)
     return torch.stack([(gaps[0] - slack[0]).amin(0), (gaps[1] + slack[1]).amax(0)])
 
 
