@@ -80,7 +80,7 @@ def _paper(data: str, architecture: str) -> Subject:
 SCALES: Mapping[str, Scale] = {
     "small": Scale(
         name="small",
-        summary="models of width 128, sentences of 4 to 10 words",
+        summary="models of width 128 trained with the usual weight decay, sentences of 4 to 10 words",
         subjects=(
             Subject("sst-small-1", tasks=16, thorough=4, curves=3),
             Subject("sst-small-3", tasks=12, thorough=4, curves=3, margins=4),
