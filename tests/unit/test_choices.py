@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from buffet.bounds import choices
 from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.products import rule
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
+from buffet.learning.control import Control
+from buffet.learning.lessons import Memory
 from buffet.learning.starts import initial_shares
 from buffet.methods import METHODS
 from buffet.program import Bilinear, Mix, Scores
@@ -24,6 +27,24 @@ def test_the_rule_picks_both_values_beyond_the_first_layer():
     ]
     values = torch.cat(chosen)
     assert set(values.tolist()) == {0.0, 1.0}
+
+
+def test_in_a_search_the_rule_is_asked_once_for_neighbouring_sizes(monkeypatch):
+    asked: list[float] = []
+    size = 0.0
+
+    def counted(*args):
+        asked.append(size)
+        return rule(*args)
+
+    monkeypatch.setattr(choices, "rule", counted)
+    model, method, control = encoder(0), METHODS["r-buffet"], Control(Memory())
+    scene = method.scene(model.program64, ball(0, 0.1).center, 0)
+    for size in (0.1, 0.105, 0.15):
+        found = method.bound(scene, ball(0, size), control=control)
+        if size != 0.105:  # the same as without a memory, where the rule was asked
+            torch.testing.assert_close(found, method.bound(scene, ball(0, size)), rtol=0, atol=0)
+    assert {*asked} == {0.1, 0.15}
 
 
 def test_ties_keep_zero():

@@ -19,7 +19,7 @@ from buffet.bounds.forms import Form, Local, Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import Alpha, planes, rule
-from buffet.bounds.relaxations import Side, relax
+from buffet.bounds.relaxations import SIDES, Side, relax
 from buffet.bounds.softmax import softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.bounds.wholes import Whole
@@ -40,6 +40,7 @@ class Relaxer:
 
     product: str = "zero"
     learned: Mapping[int, Shares] = field(default_factory=dict)
+    chosen: dict[int, Shares] | None = None  # takes the α of products that were not learned
 
     def __call__(self, bounds: Bounds, index: int, node: Node) -> Piece:
         clean = tuple(bounds.clean[i] for i in node.inputs)
@@ -47,6 +48,10 @@ class Relaxer:
         shares = self.learned.get(index, {})
         if isinstance(node.op, Bilinear):
             lower, upper = (shares["lower"], shares["upper"]) if shares else self.alphas(bounds, node)
+            if self.chosen is not None:
+                shape = bounds.region.tasks, *[1] * len(node.op.terms)
+                both = (clean[0].new_full(shape, a) if isinstance(a, float) else a for a in (lower, upper))
+                self.chosen[index] = dict(zip(SIDES, both, strict=True))
             return product_piece(bounds, node, lower, upper, shares.get("whole"))
         if isinstance(node.op, Softmax):
             return softmax_piece(node.op, clean[0], *boxes, dtype=bounds.dtype, **shares)  # type: ignore[arg-type]

@@ -45,6 +45,8 @@ class Plan:
 NEAR = 0.4
 """Shares learned within this relative distance of an ε may be used as they are: the margin is a smooth
 function of ε then."""
+RULED = 0.1
+"""The same of α that the rule has chosen."""
 PLANS: Mapping[str, Plan] = {
     "final": Plan(0.05, 0.05, 0.0, 7.0),
     "all": Plan(0.12, 0.08, 0.0, 6.0),
