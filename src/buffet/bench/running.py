@@ -24,7 +24,10 @@ WAITING = 10
 """How many times longer than its CPU time a case may take on a busy machine."""
 TOO_LONG = "more than {:g} s"
 MEASUREMENT = TypeAdapter(Measurement)
-NO_MEMORY = ("can't allocate memory", "MemoryError", "out of memory", "Cannot allocate memory", "bad_alloc")
+NO_MEMORY = (
+    *("can't allocate memory", "MemoryError", "out of memory", "Cannot allocate memory", "bad_alloc"),
+    "error return without exception set",  # there was no memory for the exception
+)
 
 
 @dataclass(frozen=True)
