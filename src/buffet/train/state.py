@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from buffet.errors import BuffetError
@@ -78,7 +78,8 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(f".{self.path.name}.partial")
         metadata = {"at": json.dumps(asdict(snapshot.at)), "identity": json.dumps(dict(self.identity))}
-        save_file(dict(snapshot.tensors), str(partial), metadata)
+        # `save_file` would leave a file of a random name behind if the run is killed in it.
+        partial.write_bytes(save(dict(snapshot.tensors), metadata))
         os.replace(partial, self.path)
 
     def load(self) -> Snapshot | None:
