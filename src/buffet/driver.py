@@ -31,9 +31,11 @@ PROOF_SHARE = 0.3
 """What is learned at the edge is left this share of the remaining time to be proven in."""
 CUT_AT, RISE, RISES = 1.2, 1.08, 8
 """Cells are expected to prove so much more than the ball; where they do, so much more again, so often."""
-AHEAD, CAUTION = 2, 0.95
-"""So many words of a method that learns go ahead. The others start a little below what these suggest: proven
-margins tell more than failed ones."""
+AHEAD = 2
+"""So many words of a method that learns go ahead."""
+CAUTION, CAUTION_OF_RULE = 0.95, 0.85
+"""The others start a little below what these suggest: proven margins tell more than failed ones, and what the
+rule chooses there proves more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +148,12 @@ class Driver:
         learns = prove.method.optimise == "tuned"
         together = learns or prove.query.model.program64.layers == 1
         size = AHEAD if learns else len(ranges) if together and shape else 1
+        below = CAUTION_OF_RULE if prove.method.product == "rule" else CAUTION
         places: list[float] = []
         start = 0
         while start < len(ranges):
             group = range(len(ranges))[start : start + size]
-            caution = CAUTION if start else 1.0
+            caution = below if start else 1.0
             guesses = {t: caution * ranges[t][0] ** (1 - place) * ranges[t][1] ** place for t in group}
             self.run(prove, guesses, shape, begin)
             seen = [(self.brackets[t], *ranges[t]) for t in group]

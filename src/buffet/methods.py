@@ -6,7 +6,7 @@ Every method returns lower bounds of the margins and nothing else; `verify` alon
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 
@@ -22,8 +22,9 @@ from buffet.bounds.substitution import Bounds, OutOfTime
 from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.learning.lagrangian import Lagrangian
+from buffet.learning.lessons import Memory
 from buffet.learning.optimise import follow, learn
-from buffet.learning.plans import MODES, NEAR, PLANS, RULED, Learning
+from buffet.learning.plans import MODES, PLANS, RULED, Learning
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import STARTS, initial_shares
 from buffet.learning.tuning import Tuning
@@ -101,7 +102,9 @@ class Method:
         control = control or Control()
         root = len(scene.program.nodes) - 1
 
-        def walk(relaxer: Relaxer, deadline: float | None = control.deadline) -> Bounds:
+        def walk(
+            relaxer: Relaxer, region: Region = region, deadline: float | None = control.deadline
+        ) -> Bounds:
             return bound_nodes(
                 scene,
                 region,
@@ -114,7 +117,7 @@ class Method:
             )
 
         def end_to_end(shares: Mapping[int, Shares], deadline: float | None = control.deadline) -> Tensor:
-            return margins(walk(Relaxer(learned=shares), deadline), propagation)
+            return margins(walk(Relaxer(learned=shares), deadline=deadline), propagation)
 
         def evaluate(sheet: Sheet, deadline: float | None) -> tuple[Tensor, Gradient]:
             with torch.enable_grad():
@@ -123,21 +126,18 @@ class Method:
 
         begin = time.perf_counter()
         plain = self.optimise == "none" or propagation.keeps == "boxes"
-        # In a radius search the rule is asked once for neighbouring ε: it costs a fifth of a bound, and
-        # margins jump where it changes its mind.
         ruled = self.optimise == "none" and PRODUCTS[self.product] is None
-        within = RULED if ruled else NEAR
         try:
             # Gradients are only ever taken from tensors made outside inference mode.
             with torch.no_grad() if self.optimise == "tuned" else torch.inference_mode():
-                known = control.memory.shares_of(region, root, within=within) if control.memory else None
-                if known and self.optimise == ("none" if ruled else "all"):
-                    return end_to_end(known)
-                chosen: dict[int, Shares] | None = {} if ruled and control.memory else None
-                bounds = walk(Relaxer(self.product, chosen=chosen))
+                if control.memory and ruled:
+                    return self._ruled(walk, region, control.memory, root)
+                if control.memory and self.optimise == "all":
+                    known = control.memory.shares_of(region, root, within=PLANS["all"].reach)
+                    if known:
+                        return end_to_end(known)
+                bounds = walk(Relaxer(self.product))
                 found = margins(bounds, propagation)
-                if chosen and control.memory:
-                    control.memory.keep(region, root, chosen)
         except OutOfTime:
             return scene.clean[root].new_full((region.tasks, scene.clean[root].shape[-1]), torch.nan)
         settled = ((found > 0).all(-1) & (control.memory is None)) | found.isnan().any(-1)
@@ -158,6 +158,27 @@ class Method:
         except OutOfTime:
             return found
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
+
+    def _ruled(
+        self, walk: Callable[[Relaxer, Region], Bounds], region: Region, memory: Memory, root: int
+    ) -> Float[Tensor, "tasks others"]:
+        """Margins with the α that the rule chose for these words before, if it was asked already.
+
+        In a radius search margins are smooth then, instead of jumping wherever the rule changes its mind.
+        What it chooses a little below the radius proves more than what it chooses there.
+        """
+        asked = memory.lacking(region, root, RULED)
+        known = sorted({*range(region.tasks)} - {*asked})
+        parts: list[Tensor] = []
+        if asked:
+            some, chosen = region.select(asked), dict[int, Shares]()
+            parts.append(margins(walk(Relaxer(self.product, chosen=chosen), some), self.describe()))
+            memory.keep(some, root, chosen)
+        if known:
+            some = region.select(known)
+            shares = memory.shares_of(some, root)
+            parts.append(margins(walk(Relaxer(learned=shares or {}), some), self.describe()))
+        return torch.cat(parts)[torch.tensor([*asked, *known]).argsort()]
 
     def follow(
         self,

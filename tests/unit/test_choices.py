@@ -29,22 +29,33 @@ def test_the_rule_picks_both_values_beyond_the_first_layer():
     assert set(values.tolist()) == {0.0, 1.0}
 
 
-def test_in_a_search_the_rule_is_asked_once_for_neighbouring_sizes(monkeypatch):
-    asked: list[float] = []
-    size = 0.0
+def test_in_a_search_the_rule_is_asked_once_a_word_unless_sizes_fall_far(monkeypatch):
+    asked: list[tuple[int, float]] = []
 
-    def counted(*args):
-        asked.append(size)
-        return rule(*args)
+    def counted(op, x, *rest):
+        asked.append((len(x.lower), size))
+        return rule(op, x, *rest)
 
     monkeypatch.setattr(choices, "rule", counted)
     model, method, control = encoder(0), METHODS["r-buffet"], Control(Memory())
+    tasks = ball(0, 0.1).tasks
+    assert tasks > 1
     scene = method.scene(model.program64, ball(0, 0.1).center, 0)
-    for size in (0.1, 0.105, 0.15):
+    for size in (0.1, 0.19, 0.06, 0.04):
         found = method.bound(scene, ball(0, size), control=control)
-        if size != 0.105:  # the same as without a memory, where the rule was asked
+        if size in (0.1, 0.04):  # the same as without a memory, where the rule was asked
             torch.testing.assert_close(found, method.bound(scene, ball(0, size)), rtol=0, atol=0)
-    assert {*asked} == {0.1, 0.15}
+    assert {*asked} == {(tasks, 0.1), (tasks, 0.04)}
+    # Tasks do not depend on each other: one falls far, the others keep what was chosen for them at 0.04.
+    asked.clear()
+    sizes = torch.full((tasks,), 0.05, dtype=torch.float64)
+    sizes[1] = size = 0.01
+    found = method.bound(scene, ball(0, 0.1).with_eps(sizes), control=control)
+    assert {*asked} == {(1, 0.01)}
+    alone = method.bound(scene, ball(0, 0.1).select([0]).with_eps(0.05), control=control)
+    torch.testing.assert_close(found[:1], alone, rtol=0, atol=1e-9)
+    fresh = method.bound(scene, ball(0, 0.1).select([1]).with_eps(0.01))
+    torch.testing.assert_close(found[1:2], fresh, rtol=0, atol=1e-9)
 
 
 def test_ties_keep_zero():

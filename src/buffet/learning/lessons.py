@@ -82,7 +82,13 @@ class Memory:
         return {
             i: {k: torch.stack([one[i][k] for one in fit]) for k in s if all(k in one[i] for one in fit)}
             for i, s in fit[0].items()
+            if all(i in one for one in fit)
         }
+
+    def lacking(self, region: Region, root: int, down_to: float) -> list[int]:
+        """The tasks of which nothing was learned yet, or only at an ε of which theirs is a smaller share."""
+        known = [(self._known.get((name, root), (math.inf, {}))[0], size) for name, size in _tasks(region)]
+        return [task for task, (at, size) in enumerate(known) if not size >= down_to * at]
 
     def moved(self, region: Region, root: int) -> float:
         """How far ε is from where the shares of the tasks were learned, relatively; inf: for another task."""

@@ -27,7 +27,7 @@ class Learning:
 
         Whether a margin is positive must not matter then, so that margins are comparable between ε.
         """
-        share = plan.near if moved < NEAR else plan.other if known else plan.first
+        share = plan.near if moved < plan.reach else plan.other if known else plan.first
         steps = math.ceil(self.steps * share)
         return replace(self, steps=steps, rate=self.rate * plan.faster, stop=False, decay=True)
 
@@ -40,15 +40,13 @@ class Plan:
     other: float  # where shares are known from another word or ε
     near: float  # where they are known from an ε that is near
     faster: float  # by how much larger the steps are
+    reach: float  # how far away, relatively, an ε is near: margins are smooth in ε there
 
 
-NEAR = 0.4
-"""Shares learned within this relative distance of an ε may be used as they are: the margin is a smooth
-function of ε then."""
-RULED = 0.1
-"""The same of α that the rule has chosen."""
+RULED = 0.5
+"""α that the rule has chosen at one ε are kept for all larger ones, and down to this share of it."""
 PLANS: Mapping[str, Plan] = {
-    "final": Plan(0.05, 0.05, 0.0, 7.0),
-    "all": Plan(0.12, 0.08, 0.0, 6.0),
-    "tuned": Plan(0.6, 0.3, 0.1, 1.0),
+    "final": Plan(0.05, 0.05, 0.0, 7.0, 0.4),
+    "all": Plan(0.12, 0.08, 0.0, 6.0, 0.4),
+    "tuned": Plan(0.6, 0.3, 0.1, 1.0, 0.4),
 }
