@@ -40,11 +40,13 @@ GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
 SMALL_SHARE, LOST = 0.9, 0.8
 """Radii are expected between this share of the attacked one, smaller by a factor of exp(−0.8) for every
 layer, and that itself."""
-MIDDLE, BEYOND_QUICK, BEYOND_PLAIN = 0.33, 0.45, 0.06
-"""How far on the way (in logarithms) from there, or from what a quick method or the same without learning
-proves, to the attacked one."""
-ROUGH = 0.05
-"""The tolerance of searches that only lead to others."""
+MIDDLE, BEYOND_QUICK = 0.33, 0.45
+"""How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
+BEYOND_PLAIN = 1.06
+"""How much more the same method may prove when it learns how to bound the margin; on the way to the attacked
+radius, not more than half of it."""
+ROUGH, PLAIN = 0.05, 0.01
+"""The tolerance of searches that only lead to others: by a quick method, and by the same without learning."""
 
 
 @dataclass(frozen=True)
@@ -194,18 +196,22 @@ def radius(
     if quick and (helper := Prover(query, quick)).fits:
         asked, accuracy = ranges, tolerance
         if chosen.optimise == "final":
-            asked = ranges[:1]  # margins over the same boxes: one task tells where all are
+            # Margins over the same boxes: one task tells where all are.
+            asked, accuracy = ranges[:1], max(PLAIN, tolerance)
         elif chosen.optimise == "tuned":
             # What is learned afterwards is much more: if time cannot run out, one rough answer will do. The
             # other tasks are then asked of the quick method as of any rival.
             asked, accuracy = (ranges[:1], ROUGH) if deadline is None else (ranges, TOLERANCE)
             rivals = rivals if len(asked) == len(ranges) else [quick, *rivals]
         seen = driver.search(helper, asked, place, search_to(accuracy))
-        place, shape = (BEYOND_PLAIN, seen) if chosen.optimise == "final" else (BEYOND_QUICK, None)
         tried = zip(driver.brackets[: len(asked)], asked, strict=True)
         found = [b.certified / high if high > 0 else 0.0 for b, (_, high) in tried]
         found += found[:1] * (len(ranges) - len(asked))
         ranges = [((f or small) * high, high) for f, (_, high) in zip(found, ranges, strict=True)]
+        place = BEYOND_QUICK
+        if chosen.optimise == "final":
+            way, shape = -math.log(found[0] or small), seen
+            place = min(math.log(BEYOND_PLAIN) / way, 0.5) if way > 0 else 0.5
     if chosen.optimise == "all":
         driver.improve(prover)
     else:
