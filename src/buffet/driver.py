@@ -23,8 +23,9 @@ TOLERANCE = 1e-3
 """Of a search, relative, unless something else is asked for."""
 CLOSE = 1.0
 """A method whose margin is further below 0 than this share of the clean one is far from a proof."""
-PROMISING = 0.93
-"""A rival whose learning leads to at least this share of what is proven may lead further on its own."""
+PROMISING, CLOSER = 0.85, 0.93
+"""A rival whose learning leads to at least this share of what is proven may lead further on its own: on one
+layer, and on more, where its search costs more."""
 BEATEN = 0.98
 """On more layers, one that then proves less than this share of the task it comes nearest to does not."""
 PROOF_SHARE = 0.3
@@ -237,12 +238,12 @@ class Driver:
         if nearest is None:
             return False
         certified = self.brackets[nearest].certified
+        shallow = prove.query.model.program64.layers == 1
         (reached,) = prove.learn_from([nearest], [certified])
-        if reached < PROMISING * certified:
+        if reached < (PROMISING if shallow else CLOSER) * certified:
             return False
         theirs = in_step(prove, {nearest: begin(reached, None, math.inf)}, self.deadline)
         self.keep(theirs)
-        shallow = prove.query.model.program64.layers == 1
         return shallow or theirs.brackets[nearest].certified >= BEATEN * certified
 
     def branch(self, query: Query, method: Method, largest: float) -> None:
