@@ -149,7 +149,7 @@ class Driver:
         learns = prove.method.optimise == "tuned"
         together = learns or prove.query.model.program64.layers == 1
         size = AHEAD if learns else len(ranges) if together and shape else 1
-        below = CAUTION_OF_RULE if prove.method.product == "rule" else CAUTION
+        below = CAUTION_OF_RULE if prove.method.ruled else CAUTION
         places: list[float] = []
         start = 0
         while start < len(ranges):

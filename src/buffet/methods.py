@@ -71,6 +71,11 @@ class Method:
         if self.steps < 0 or not 0 < self.rate < float("inf"):
             raise BuffetError(f"steps {self.steps} must be ≥ 0 and rate {self.rate} a number > 0")
 
+    @property
+    def ruled(self) -> bool:
+        """Whether α are what the rule chooses, and nothing is learned instead."""
+        return self.optimise == "none" and PRODUCTS[self.product] is None
+
     def describe(self) -> Propagation:
         """The propagation with its window."""
         return replace(PROPAGATIONS[self.propagation], window=self.window)
@@ -126,11 +131,10 @@ class Method:
 
         begin = time.perf_counter()
         plain = self.optimise == "none" or propagation.keeps == "boxes"
-        ruled = self.optimise == "none" and PRODUCTS[self.product] is None
         try:
             # Gradients are only ever taken from tensors made outside inference mode.
             with torch.no_grad() if self.optimise == "tuned" else torch.inference_mode():
-                if control.memory and ruled:
+                if control.memory and self.ruled:
                     return self._ruled(walk, region, control.memory, root)
                 if control.memory and self.optimise == "all":
                     known = control.memory.shares_of(region, root, within=PLANS["all"].reach)
