@@ -41,10 +41,10 @@ def test_contract_reads_every_coefficient_once(kind):
 def test_compose_is_the_lower_bound_of_every_row(kind):
     rows, form = random_rows(TOKENS, WIDTH, **KINDS[kind]), random_form(4)
     full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1)
-    bound = torch.einsum("tgrnf,tnfd->tdgr", full.clamp(min=0), form.lower)
-    bound = bound + torch.einsum("tgrnf,tnfd->tdgr", full.clamp(max=0), form.upper)
-    exact = torch.einsum("tgrnf,tnfd->tdgr", full, form.lower)
+    bound = torch.einsum("tgrnf,tnfd->tgrd", full.clamp(min=0), form.lower)
+    bound = bound + torch.einsum("tgrnf,tnfd->tgrd", full.clamp(max=0), form.upper)
+    exact = torch.einsum("tgrnf,tnfd->tgrd", full, form.lower)
     for chosen, expected in ((form, bound), (Form.exactly(form.lower), exact)):
         coefs, constant = chosen.compose(rows)
-        torch.testing.assert_close(coefs, expected[:, :-1])
-        torch.testing.assert_close(constant, expected[:, -1])
+        torch.testing.assert_close(coefs, expected[..., :-1])
+        torch.testing.assert_close(constant, expected[..., -1])

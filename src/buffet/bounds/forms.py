@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from buffet.bounds.passes import add_swapped, add_to_last, by_sign
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class Rows:
         They are kept apart: ``A·upper + A⁺·(lower − upper)`` would be one pass shorter, and wrong in the last
         digits of `lower` when `upper` is much larger.
         """
-        return self.like(self.coefs.clamp_min(0)), self.like(self.coefs.clamp_max(0))
+        positive, negative = by_sign(self.coefs)
+        return self.like(positive), self.like(negative)
 
     def __add__(self, other: Rows) -> Rows:
         assert self.moved == other.moved
@@ -75,6 +79,10 @@ class Rows:
         return flat.unflatten(-1, (self.groups, -1)).squeeze(1)
 
 
+Composed = tuple[Float[Tensor, "tasks groups rows inputs"], Float[Tensor, "tasks groups rows"] | None]
+"""Rows in terms of the input deviation: coefficients and constants (None: 0). Whoever gets it owns it."""
+
+
 @dataclass(frozen=True)
 class Form:
     """Linear bounds ``lower·δ ≤ deviation ≤ upper·δ`` of every entry of a node, stacked; one, if it is exact.
@@ -92,13 +100,18 @@ class Form:
     def between(cls, lower: Tensor, upper: Tensor) -> Form:
         return cls(torch.stack([lower, upper]))
 
+    @cached_property
+    def _each(self) -> tuple[Tensor, ...]:
+        # Taken apart once: the gradient of every other view would be as large as both sides.
+        return self.sides.unbind()
+
     @property
     def lower(self) -> Float[Tensor, "tasks tokens features inputs"]:
-        return self.sides[0]
+        return self._each[0]
 
     @property
     def upper(self) -> Float[Tensor, "tasks tokens features inputs"]:
-        return self.sides[-1]
+        return self._each[-1]
 
     @property
     def exact(self) -> bool:
@@ -109,14 +122,18 @@ class Form:
         """Whether nothing moves."""
         return not bool(self.sides.any())
 
-    def compose(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Lower linear bounds ``A⁺·lower + A⁻·upper`` of the rows: coefficients of δ, and constants."""
+    def compose(self, rows: Rows) -> Composed:
+        """Lower linear bounds ``A⁺·lower + A⁻·upper`` of the rows."""
         if self.exact:
-            total = _compose(self.lower, rows)
+            total = _product(self.lower, rows)
         else:
             positive, negative = rows.parts()
-            total = _compose(self.lower, positive).add_(_compose(self.upper, negative))
-        return total[:, :-1], total[:, -1]
+            total = _product(self.lower, positive).add_(_product(self.upper, negative))
+        if not rows.diagonal:
+            total = total.unflatten(-1, (rows.groups, -1)).permute(0, 2, 3, 1)
+        # "Unsafe" means that either may be changed in place: nobody else has the total.
+        coefs, constant = total.unsafe_split_with_sizes([total.shape[-1] - 1, 1], -1)
+        return coefs, constant.squeeze(-1)
 
     def through(self, apply: Callable[[Tensor, Tensor], Tensor], maps: Tensor) -> Form:
         """The form behind an operation between two linear maps, stacked (or one); ``apply(maps, sides)``.
@@ -129,25 +146,23 @@ class Form:
             return Form(apply(maps, self.sides.flip(0)))
         own = apply(maps.clamp_min(0), self.sides)
         other = apply(maps.clamp_max(0).flip(0), self.sides)
-        own[0].add_(other[1])
-        own[1].add_(other[0])
-        return Form(own)
+        return Form(add_swapped(own, other))
 
     def plus(self, constants: Float[Tensor, "2 tasks tokens features"]) -> Form:
         """The form, made for the occasion and changed in place, with constants added to its two sides."""
         sides = self.sides.repeat(2, 1, 1, 1, 1) if self.exact else self.sides
-        sides[..., -1].add_(constants)
-        return Form(sides)
+        return Form(add_to_last(sides, constants))
 
     def __add__(self, other: Form) -> Form:
         return Form(self.sides + other.sides)
 
 
-def _compose(form: Tensor, rows: Rows) -> Tensor:
-    form = form.to(rows.coefs.dtype)
+def _product(form: Tensor, rows: Rows) -> Tensor:
+    """Rows of a form: ``[tasks, groups, rows, inputs]`` if diagonal, else ``[tasks, inputs, rows]``."""
+    form = rows.read(form).to(rows.coefs.dtype)
     if rows.diagonal:
-        return (rows.read(form).mT @ rows.coefs).transpose(1, 2)
-    return (form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)).unflatten(-1, (rows.groups, -1))
+        return rows.coefs.mT @ form
+    return form.flatten(1, 2).mT @ rows.coefs.flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -162,7 +177,7 @@ class Local:
     moved: Int[Tensor, "tasks moved"]
     unrounded: Float[Tensor, "features width"]  # float64
 
-    def compose(self, rows: Rows) -> tuple[Tensor, None]:
+    def compose(self, rows: Rows) -> Composed:
         """The rows as exact forms of δ; there is no constant."""
         tasks, moved = self.moved.shape
         width = self.matrix.shape[1]
@@ -175,12 +190,13 @@ class Local:
             group = self.moved.clamp_max(rows.groups - 1)
             read = self.matrix.mT @ rows.like(coefs).per_group()[task, group]
             read = torch.where((group == self.moved)[..., None, None], read, 0.0)
-            form = read.new_zeros(tasks, moved, width, rows.groups, read.shape[3])
+            form = read.new_zeros(tasks, rows.groups, read.shape[3], moved, width)
             word = torch.arange(moved, device=self.moved.device)
-            form[task, word, :, group] = read
+            form[task, group, :, word] = read.mT
+            return form.flatten(3), None
         else:
             form = (self.matrix.mT @ coefs[task, self.moved]).unflatten(-1, (rows.groups, -1))
-        return form.flatten(1, 2), None
+        return form.flatten(1, 2).permute(0, 2, 3, 1), None
 
     def form(self, tokens: int) -> Form:
         """The same as a form of every token, zero where nothing moves."""

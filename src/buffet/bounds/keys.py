@@ -92,8 +92,8 @@ class Keys:
         positive, negative = rows.parts()
         query, bias = self.piece.pull_x(rows)
         weights = torch.cat([positive.coefs, -negative.coefs], 2)
-        total = (self.forms[:, : rows.groups] @ weights).movedim(2, 1)
-        return (query, self._own(positive, negative)), total[:, :-1], total[:, -1] + bias
+        total = (self.forms[:, : rows.groups] @ weights).mT
+        return (query, self._own(positive, negative)), total[..., :-1], total[..., -1] + bias
 
     def _own(self, positive: Rows, negative: Rows) -> Rows:
         """What diagonal rows of the scores read of the key of their own token."""

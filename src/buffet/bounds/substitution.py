@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.forms import Form, Local, Rows, Stop
+from buffet.bounds.forms import Composed, Form, Local, Rows, Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.keys import Keys, key_rows, pays, splits
+from buffet.bounds.passes import assembled
 from buffet.bounds.pieces import Piece, PlanesPiece
 from buffet.bounds.relaxations import Side, slope_range
 from buffet.bounds.scene import Scene, widest_rows
@@ -79,9 +80,8 @@ class Descent:
         """The coefficients of the input and the constants of all rows, once every path has ended."""
         assert self._coefs is not None
         assert not self._pending
-        if self._constant is None:
-            return self._coefs, self._coefs.new_zeros(1, *self._coefs.shape[2:])
-        return self._coefs, self._constant
+        coefs = self._coefs.movedim(-1, 1)
+        return coefs, coefs.new_zeros(1, *coefs.shape[2:]) if self._constant is None else self._constant
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,13 @@ class Bounds:
                 self._pull(descent, index, reached, stops)
         return descent.total()
 
-    def _composed(self, stop: Stop, rows: Rows) -> tuple[Tensor, Tensor | None]:
+    def _composed(self, stop: Stop, rows: Rows) -> Composed:
         """What rows of a stop come to in the input, with an allowance for the errors of a form."""
-        if isinstance(stop, Local):
-            return stop.compose(rows)
         coefs, constant = stop.compose(rows)
-        if self.unit > torch.finfo(self.dtype).eps:
+        if isinstance(stop, Form) and self.unit > torch.finfo(self.dtype).eps:
             # The sums are precise, but the form is not: it errs by units of its largest entries.
-            constant = constant - rows.like(rows.coefs.abs()).contract(self._errors(stop))
+            error = rows.like(rows.coefs.abs()).contract(self._errors(stop))
+            constant = -error if constant is None else constant - error
         return coefs, constant
 
     def _split(self, descent: Descent, index: int, rows: Rows, keys: Keys) -> None:
@@ -278,14 +277,14 @@ class Bounds:
         self, nodes: Sequence[int], stops: Mapping[int, Stop]
     ) -> tuple[dict[int, Form], dict[int, Box]]:
         """Linear bounds, in the input, of nodes that can be read together, and the boxes they give."""
-        forms, boxes = [], []
+        chunks, boxes = [], []
         for root, rows in self.unit_rows(nodes, stops):
             coefs, constant = self.substitute(root, rows, stops)
             boxes.append(self.concretise(coefs, constant).chunk(2, -1))
-            constant = constant.expand(len(coefs), -1, -1)
-            forms.append(torch.cat([coefs.transpose(1, 2), constant.unsqueeze(2)], 2).chunk(2, -1))
-        ordered = {n: Form.between(*(side.mT for side in sides)) for n, sides in self._sides(nodes, forms)}
-        return ordered, {n: Box(*sides) for n, sides in self._sides(nodes, boxes)}
+            chunks.append((coefs, constant.expand(len(coefs), -1, -1)))
+        sides = assembled(chunks, [self.clean[n].shape[-1] for n in nodes])
+        forms = {n: Form(both) for n, both in zip(nodes, sides, strict=True)}
+        return forms, {n: Box(*both) for n, both in self._sides(nodes, boxes)}
 
     def _sides(
         self, nodes: Sequence[int], parts: Sequence[tuple[Tensor, ...]]
@@ -300,9 +299,12 @@ class Bounds:
 
     def box_of_form(self, form: Form) -> Box:
         """The box of a node whose form is kept."""
-        sides = torch.stack([form.lower, -form.upper], 1).movedim(-1, 1)
-        lower, upper = self.concretise(sides[:, :-1], sides[:, -1]).unbind(1)
-        return Box(lower, -upper)
+
+        def least(side: Tensor) -> Tensor:
+            coefs, constant = side.movedim(-1, 1).split([side.shape[-1] - 1, 1], 1)
+            return self.concretise(coefs, constant.squeeze(1))
+
+        return Box(least(form.lower), -least(-form.upper))
 
     def box_of_local(self, local: Local, tokens: int) -> Box:
         """The box of a node that varies in the moved rows only."""
