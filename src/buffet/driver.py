@@ -170,17 +170,15 @@ class Driver:
         return shape
 
     def improve(self, prove: Prover) -> None:
-        """Learn at what is proven, and search on from where that leads; one task goes ahead."""
-        gain = 1.0
+        """Learn at what is proven, and search on from where that leads."""
         tasks = [task for task, bracket in enumerate(self.brackets) if bracket.certified > 0]
-        for group in (tasks[:1], tasks[1:]):
-            if not group or self.expired:
-                return
-            before = {task: self.brackets[task] for task in group}
-            guesses = prove.learn_from(group, [gain * b.certified for b in before.values()])
-            shapes = [b.curve.shape(b.certified) if b.curve else None for b in before.values()]
-            self.run(prove, dict(zip(group, guesses, strict=True)), shapes[0])
-            gain = max(gain, self.brackets[group[0]].certified / before[group[0]].certified)
+        if not tasks or self.expired:
+            return
+        before = [self.brackets[task] for task in tasks]
+        guesses = prove.learn_from(tasks, [bracket.certified for bracket in before])
+        curve = before[0].curve
+        shape = curve.shape(before[0].certified) if curve else None
+        self.run(prove, dict(zip(tasks, guesses, strict=True)), shape)
 
     def challenge(
         self,

@@ -217,14 +217,12 @@ class Method:
             return margins(walk(relaxer, eps), propagation)
 
         with torch.no_grad():
-            shares = control.memory.shares_of(region.with_eps(eps), root, others=True)
-            learning = Learning(self.steps, self.rate).shared(PLANS["all"], shares is not None, torch.inf)
+            learning = Learning(self.steps, self.rate).shared(PLANS["all"], known=False, moved=torch.inf)
             try:
-                if shares is None:
-                    start = walk(Relaxer(self.product), eps)
-                    if root not in start.pieces:
-                        return eps
-                    shares = initial_shares(start, self.start, products_only=True)
+                start = walk(Relaxer(self.product), eps)
+                if root not in start.pieces:
+                    return eps
+                shares = initial_shares(start, self.start, products_only=True)
                 shares, eps = follow(evaluate, shares, eps, float(scene.clean[root].min()), learning, control)
             except OutOfTime:
                 return eps
