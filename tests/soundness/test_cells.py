@@ -102,7 +102,7 @@ def test_no_point_of_a_cell_is_below_its_minimum(
     assert bool((least.double() <= lowest + 16 * torch.finfo(dtype).eps * spread + 1e-40).all())
     own = buffet.LpBall.minimise(cells, forms)
     if orthogonal or p != 2:
-        assert bool((least >= own - 16 * torch.finfo(dtype).eps * spread).all()), "planes never do harm"
+        assert bool((least >= own - 32 * torch.finfo(dtype).eps * spread).all()), "planes never do harm"
     for cell in range(cells.tasks):
         part = checker.Cell(
             moved=np.arange(moved),
