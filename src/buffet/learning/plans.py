@@ -47,6 +47,6 @@ RULED = 0.5
 """α that the rule has chosen at one ε are kept for all larger ones, and down to this share of it."""
 PLANS: Mapping[str, Plan] = {
     "final": Plan(0.04, 0.04, 0.0, 8.0, 0.6),
-    "all": Plan(0.13, 0.13, 0.0, 6.0, 0.4),
+    "all": Plan(0.12, 0.12, 0.0, 6.0, 0.4),
     "tuned": Plan(0.6, 0.3, 0.1, 1.0, 0.4),
 }
