@@ -23,10 +23,10 @@ from buffet.errors import BuffetError
 from buffet.learning.control import Control
 from buffet.learning.lagrangian import Lagrangian
 from buffet.learning.lessons import Memory
-from buffet.learning.optimise import follow, learn
+from buffet.learning.optimise import follow, learn, started
 from buffet.learning.plans import MODES, PLANS, RULED, Learning
 from buffet.learning.sheet import Gradient, Sheet
-from buffet.learning.starts import STARTS, initial_shares
+from buffet.learning.starts import STARTS
 from buffet.learning.tuning import Tuning
 from buffet.program import Program
 from buffet.regions import LpBall, Region
@@ -222,8 +222,14 @@ class Method:
                 start = walk(Relaxer(self.product), eps)
                 if root not in start.pieces:
                     return eps
-                shares = initial_shares(start, self.start, products_only=True)
-                shares, eps = follow(evaluate, shares, eps, float(scene.clean[root].min()), learning, control)
+                sheet = started(
+                    start,
+                    self.start,
+                    lambda sheet: evaluate(Relaxer(learned=sheet.shares), eps),
+                    products_only=True,
+                )
+                clean = float(scene.clean[root].min())
+                shares, eps = follow(evaluate, sheet, eps, clean, learning, control)
             except OutOfTime:
                 return eps
             control.memory.keep(region.with_eps(eps), root, shares)

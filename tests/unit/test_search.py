@@ -11,6 +11,7 @@ import torch
 import buffet
 from buffet import driver
 from buffet.errors import BuffetError
+from buffet.learning.starts import STARTS
 from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.random_models import RandomModel, random_model
@@ -303,3 +304,11 @@ def test_a_rival_that_learns_searches_on_its_own_if_it_promises_something(monkey
         alone = radius(model, region, "o-backward", attack=False)
         for ours, theirs in zip(best.tasks, alone.tasks, strict=True):
             assert ours.certified >= theirs.certified
+
+
+def test_every_start_of_learning_can_be_searched_with():
+    model, region = small_model(), LpBall(sentence(), [[0], [1]], 2)
+    plain = radius(model, region, "baseline", attack=False)
+    for start in STARTS:
+        found = radius(model, region, "o-buffet", start=start, attack=False)
+        assert all(a.certified >= b.certified for a, b in zip(found.tasks, plain.tasks, strict=True))

@@ -6,7 +6,7 @@ margin computed once more without gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -38,23 +38,18 @@ def learn(
     Returns the best shares found for every task. Their margin has to be evaluated again, without gradients.
     """
     root, memory = len(bounds.nodes) - 1, control.memory
-    starts = ("zero", "rule", "middle") if learning.start == "best" else (learning.start,)
     known = memory.shares_of(bounds.region, root, wholes=True, others=True) if memory else None
     if memory:
         learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds.region, root))
     if known and not learning.steps:
         return _told(known, root, control)
-    with torch.no_grad():
-        candidates = (
-            [known] if known else [initial_shares(bounds, s, products_only=products_only) for s in starts]
+    if known:
+        sheet = Sheet(known, dtype)
+    else:
+        sheet = started(
+            bounds, learning.start, lambda s: evaluate(s)[0], products_only=products_only, dtype=dtype
         )
-        sheets = [Sheet(shares, dtype) for shares in candidates]
-        best = Best(sheets[0].values)
-        if len(sheets) > 1:
-            for sheet in sheets:
-                best.offer(sheet.values, evaluate(sheet)[0].amin(-1))
-        sheet = sheets[0]
-        sheet.values.copy_(best.values)
+    best = Best(sheet.values.detach())
     adam = Adam(sheet, learning.rate)
     for number in range(learning.steps if sheet.values.numel() else 0):
         if control.expired:
@@ -78,6 +73,26 @@ def learn(
     return _told(found, root, control)
 
 
+def started(
+    bounds: Bounds,
+    start: str,
+    margins: Callable[[Sheet], Tensor],
+    *,
+    products_only: bool,
+    dtype: torch.dtype = torch.float64,
+) -> Sheet:
+    """What learning starts from; for ``best``, what has the largest margins of several, for every task."""
+    names = ("zero", "rule", "middle") if start == "best" else (start,)
+    with torch.no_grad():
+        sheets = [Sheet(initial_shares(bounds, name, products_only=products_only), dtype) for name in names]
+        if len(sheets) > 1:
+            best = Best(sheets[0].values)
+            for sheet in sheets:
+                best.offer(sheet.values, margins(sheet).amin(-1))
+            sheets[0].values.copy_(best.values)
+    return sheets[0]
+
+
 def _told(shares: dict[int, Shares], root: int, control: Control) -> dict[int, Shares]:
     if control.learned is not None:
         control.learned[root] = shares
@@ -86,7 +101,7 @@ def _told(shares: dict[int, Shares], root: int, control: Control) -> dict[int, S
 
 def follow(
     evaluate: Callable[[Relaxer, Tensor], Tensor],
-    shares: Mapping[int, Shares],
+    sheet: Sheet,
     eps: Float[Tensor, "tasks"],
     clean: float,
     learning: Learning,
@@ -98,10 +113,10 @@ def follow(
 
     Args:
         evaluate: margins under a relaxation at given sizes, differentiable in the shares.
+        sheet: the shares to start from, which are changed.
         eps: where to start, about the largest ε proven so far.
         clean: the margin at ε = 0.
     """
-    sheet = Sheet(shares)
     adam = Adam(sheet, learning.rate, BETAS)
     for number in range(learning.steps):
         try:
@@ -117,6 +132,6 @@ def follow(
 
 
 BETAS = 0.6, 0.9
-"""Of Adam. In few large steps gradients are soon out of date: with 0.9 and 0.999 a tenth less is gained."""
+"""Of Adam. In few large steps gradients are soon out of date: with 0.9 and 0.999 they gain less."""
 STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
 """By how much ε moves, relatively, when the margin is as large as the clean one; and the most it may."""
