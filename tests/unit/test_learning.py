@@ -16,7 +16,7 @@ from buffet.errors import BuffetError
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
 from buffet.learning.lessons import Memory
-from buffet.learning.optimise import learn
+from buffet.learning.optimise import follow, learn
 from buffet.learning.plans import Learning
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import initial_shares
@@ -192,6 +192,26 @@ def test_following_the_root_gains_radius():
     assert learned.certified > 1.02 * plain.certified
     sizes = [task.certified for task in learned.tasks]
     assert all_keep_the_answer(model, region.with_eps(sizes), learned.label)
+
+
+def test_a_step_over_a_cliff_is_taken_back():
+    """Beyond a share of 0.1 what can be proven collapses for one task; the other is as if it were alone."""
+    sheet = Sheet({0: {"lower": torch.zeros(2, 1)}})
+    asked = []
+
+    def evaluate(relaxer: Relaxer, eps: torch.Tensor) -> torch.Tensor:
+        share = relaxer.learned[0]["lower"]
+        cliff = torch.tensor([[8.0], [0.0]])
+        limit = 1 + share - cliff * (share - 0.1).clamp_min(0)
+        asked.append(eps)
+        return torch.where(limit > 0, 1 - eps[:, None] / limit, torch.nan)
+
+    learning = Learning(steps=12, rate=0.3, decay=True)
+    shares, eps = follow(evaluate, sheet, torch.ones(2).double(), 1.0, learning, Control())
+    assert 0.05 < shares[0]["lower"][0, 0] < 0.12
+    assert shares[0]["lower"][1, 0] == 1
+    assert 1.03 < eps[0] < 1.1 < eps[1]
+    assert all(at[0] > 0.97 for at in asked)
 
 
 def all_keep_the_answer(model: RandomModel, region: LpBall, label: int) -> bool:

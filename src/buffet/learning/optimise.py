@@ -109,7 +109,9 @@ def follow(
 ) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
     """Learn shares where it matters, at the ε where the margin is about 0, which moves as they are learned.
 
-    Every step takes the gradient of the margins at the present ε and then moves ε towards the root.
+    Every step takes the gradient of the margins at the present ε and then moves ε towards the root. Where
+    that leads far back, the step was too large, as where margins fall like a cliff: the task returns to a
+    quarter of the way from the best shares so far, and takes smaller steps from then on.
 
     Args:
         evaluate: margins under a relaxation at given sizes, differentiable in the shares.
@@ -117,7 +119,8 @@ def follow(
         eps: where to start, about the largest ε proven so far.
         clean: the margin at ε = 0.
     """
-    adam = Adam(sheet, learning.rate, BETAS)
+    adam, best, pace = Adam(sheet, learning.rate, BETAS), Best(sheet.values), torch.ones_like(eps)
+    values = sheet.values.detach()
     for number in range(learning.steps):
         try:
             with torch.enable_grad():
@@ -125,13 +128,22 @@ def follow(
                 loss = torch.nn.functional.softplus(-margin).sum()
         except OutOfTime:
             break
-        adam.descend(sheet.gradient(loss), 1 - number / learning.steps)
         step = (margin.detach() / (STEEPNESS * clean)).clamp(-LARGEST_FALL, LARGEST_RISE)
         eps = eps * (1 + step.nan_to_num(nan=-LARGEST_FALL))
-    return sheet.reading(sheet.values.detach()), eps
+        lost = eps < (1 - OVERSHOT) * best.margin
+        best.offer(values, eps)
+        eps = torch.where(lost, best.margin, eps)
+        pace = torch.where(lost, WAY_BACK * pace, pace)
+        before = values.clone()
+        adam.descend(sheet.gradient(loss), 1 - number / learning.steps)
+        ahead, back = before.lerp(values, pace[:, None]), best.values.lerp(before, WAY_BACK)
+        values.copy_(torch.where(lost[:, None], back, ahead))
+    return sheet.reading(values), eps
 
 
 BETAS = 0.6, 0.9
 """Of Adam. In few large steps gradients are soon out of date: with 0.9 and 0.999 they gain less."""
 STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
 """By how much ε moves, relatively, when the margin is as large as the clean one; and the most it may."""
+OVERSHOT, WAY_BACK = 0.03, 0.25
+"""A step was too large if ε falls by more than this; and how much of it is taken instead."""

@@ -60,15 +60,15 @@ class Best:
 
     def __init__(self, values: Float[Tensor, "tasks numbers"]) -> None:
         self.values = values.detach().clone()
-        self._margin = values.new_full((len(values),), -torch.inf, dtype=torch.float64)
+        self.margin = values.new_full((len(values),), -torch.inf, dtype=torch.float64)
 
     @property
     def proven(self) -> bool:
-        return bool((self._margin > 0).all())
+        return bool((self.margin > 0).all())
 
     def offer(self, values: Float[Tensor, "tasks numbers"], margin: Float[Tensor, "tasks"]) -> Tensor:
         """Keep what is better than all before; for which tasks that is so."""
-        better = margin > self._margin  # not for NaN
+        better = margin > self.margin  # not for NaN
         torch.where(better[:, None], values, self.values, out=self.values)
-        torch.where(better, margin, self._margin, out=self._margin)
+        torch.where(better, margin, self.margin, out=self.margin)
         return better
