@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -53,15 +52,6 @@ class Affine(Op):
     weight: Float[Tensor, "out in"]
     bias: Float[Tensor, "out"]
     least: float = -math.inf
-
-    @cached_property
-    def common(self) -> float:
-        """How much larger the part that all outputs have in common is than the rest (0 for one output)."""
-        if len(self.weight) == 1:
-            return 0.0
-        mean = self.weight.mean(0)
-        rest = float((self.weight - mean).abs().max())
-        return float(mean.abs().max()) / rest if rest > 0 else 0.0
 
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.nn.functional.linear(inputs[0], self.weight, self.bias)

@@ -60,7 +60,8 @@ def _affine(op: Affine, clean: tuple[Tensor, ...], x: Box) -> Box:
     positive, negative = op.weight.clamp_min(0).mT, op.weight.clamp_max(0).mT
     lower = x.lower @ positive + x.upper @ negative
     if op.least > -math.inf:
-        lower = torch.maximum(lower, op.least - op.evaluate(*clean))
+        value = op.evaluate(*clean)
+        lower = torch.maximum(lower, op.least - value - EPS * value.abs())
     return Box(lower, x.upper @ positive + x.lower @ negative)
 
 
@@ -98,7 +99,10 @@ def _pool(op: Pool, clean: tuple[Tensor, ...], x: Box) -> Box:
 @interval.register
 def _apply(op: Apply, clean: tuple[Tensor, ...], x: Box) -> Box:
     f = FUNCTIONS[op.function]
-    return Box(*_outward(f.image(clean[0] + torch.stack([x.lower, x.upper])), f.value(clean[0])))
+    low, high = clean[0] + x.lower, clean[0] + x.upper
+    # Where f is steep, what the sums lose counts too; relative to them, no end leaves a domain.
+    ends = torch.stack([low - EPS * low.abs(), high + EPS * high.abs()])
+    return Box(*_outward(f.image(ends), f.value(clean[0])))
 
 
 @interval.register

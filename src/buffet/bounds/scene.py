@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.pieces import Piece, exact_piece
-from buffet.program import Add, Affine, Center, Mix, Pool, Program, Scores, Softmax
+from buffet.bounds.precision import single_precision_loss
+from buffet.program import Affine, Mix, Pool, Program, Scores, Softmax
 
-HUGE, CANCELLING = 1e4, 16.0
-"""Scores beyond this, or a common part so many times larger than the rest, are for double precision."""
+HUGE, LOST = 1e4, 1e-4
+"""Scores beyond this, or sums of which single precision loses such a share, are for double precision."""
+ROUNDINGS, SAFETY = 16, 8
+"""Every concretised bound is widened by this many units of rounding, relative to its size; by more where more
+is lost, so many times what was measured: a single row may lose more than the combinations that were tried."""
 
 
 @dataclass(frozen=True)
@@ -25,24 +29,20 @@ class Scene:
     _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
 
     @cached_property
-    def tame(self) -> bool:
-        """Whether single precision can carry the sums over this network.
+    def loss(self) -> float:
+        """The share of a linear form that single precision loses where large numbers cancel."""
+        return single_precision_loss(self.program, self.clean)
 
-        Not if scores are huge, or a LayerNorm takes off a common part much larger than what it leaves: the
-        allowance for rounding is relative to a result, and such sums nearly cancel.
-        """
-        nodes = self.program.nodes
-        summed = {i for n in nodes if isinstance(n.op, Add | Center) for i in n.inputs}
-        for index, (node, value) in enumerate(zip(nodes, self.clean, strict=True)):
-            if isinstance(node.op, Scores) and not bool(value.abs().max() < HUGE):
-                return False
-            if isinstance(node.op, Center):
-                before = self.clean[node.inputs[0]]
-                if not bool(before.abs().max() <= CANCELLING * value.abs().max()):
-                    return False
-            if index in summed and isinstance(node.op, Affine) and node.op.common > CANCELLING:
-                return False
-        return True
+    @property
+    def tame(self) -> bool:
+        """Whether single precision can carry the sums over this network."""
+        scores = [v for n, v in zip(self.program.nodes, self.clean, strict=True) if isinstance(n.op, Scores)]
+        return all(bool(value.abs().max() < HUGE) for value in scores) and self.loss <= LOST
+
+    @property
+    def roundings(self) -> float:
+        """By how many units of rounding, of either precision, results may be off relative to their size."""
+        return max(ROUNDINGS, SAFETY * self.loss / torch.finfo(torch.float32).eps)
 
     def exact(self, dtype: torch.dtype) -> list[Piece | None]:
         """The piece of every linear operation, made once per precision; None for the nonlinear ones."""

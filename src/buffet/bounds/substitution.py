@@ -26,9 +26,6 @@ from buffet.bounds.scene import Scene, widest_rows
 from buffet.program import Affine, Apply, Input, Node, Pool
 from buffet.regions import Region
 
-ROUNDING = 16
-"""Every concretised bound is widened by this many units of rounding, relative to its size."""
-
 
 class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
     """The deadline of a computation has passed."""
@@ -106,6 +103,11 @@ class Bounds:
     locals: dict[int, Local] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)  # of scores whose rows are split by token
     ranges: dict[tuple[int, Side], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of `slopes`
+
+    @property
+    def rounding(self) -> float:
+        """How far a result may be off, relative to its size."""
+        return self.scene.roundings * self.unit
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -249,13 +251,13 @@ class Bounds:
         # A row that nearly cancels is small, but its rounding errors are as large as those of the other rows
         # of its token. What cannot move at all is exactly 0.
         size = size.sign() * size.amax(-1, keepdim=True)
-        return torch.sub(constant + least, size, alpha=ROUNDING * self.unit)
+        return torch.sub(constant + least, size, alpha=self.rounding)
 
     def _errors(self, form: Form) -> Float[Tensor, "tasks tokens features"]:
         """How far the values of a form kept in single precision may be off."""
         box = self.box_of_form(form)
         size = torch.maximum(box.lower.abs(), box.upper.abs())
-        return ROUNDING * self.unit * torch.where(size > 0, size.amax(-1, keepdim=True), 0.0)
+        return self.rounding * torch.where(size > 0, size.amax(-1, keepdim=True), 0.0)
 
     def least_sums(
         self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buffet.bounds import substitution
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
@@ -87,7 +86,7 @@ _LINEAR = (
     Mutant(
         "rounding",
         "allowance of the wrong sign",
-        broken(substitution, "ROUNDING", lambda right: -right),
+        broken(Bounds, "rounding", lambda right: property(lambda self: -right.fget(self))),
         LINES,
         (32,),
     ),

@@ -1,0 +1,154 @@
+"""How well single precision carries the sums over a network: measured where nothing moves yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.functions import FUNCTIONS
+from buffet.bounds.medians import lower_median
+from buffet.program import (
+    Add,
+    Affine,
+    Apply,
+    Bilinear,
+    Center,
+    Diagonal,
+    Offset,
+    Op,
+    Pool,
+    Program,
+    Softmax,
+)
+
+Gradient = Float[Tensor, "_ _ _"]
+SIGNS = 4
+"""So many combinations of features of every node, at one token: one may cancel by chance."""
+
+
+def single_precision_loss(program: Program, clean: Sequence[Tensor]) -> float:
+    """What is lost in single precision of linear forms, relative to their size: about 1e-7 if all is well.
+
+    Wherever large numbers cancel on the way from a node down to the input, as a bias that softmax takes off
+    again, rounding errors are as large as these are, however small the result. So a random combination of the
+    features of every node that bounds are wanted of is differentiated in both precisions, and the results are
+    compared, for every token of the input. All is lost (1) where single precision overflows.
+    """
+    roots = sorted({i for n in program.nodes if isinstance(n.op, _NONLINEAR) for i in n.inputs} - {0})
+    probes = _probes([*roots, len(program.nodes) - 1], clean)
+    exact, rounded = (_gradients(program, clean, probes, dtype) for dtype in (torch.float64, torch.float32))
+    size, error = (v.abs().unflatten(0, (-1, SIGNS)).amax((1, 3)) for v in (exact, exact - rounded))
+    return min(1.0, float(torch.where(size > 0, error / size, error).nan_to_num(1.0).amax()))
+
+
+_NONLINEAR = Apply, Bilinear, Softmax
+
+
+def _probes(roots: Sequence[int], clean: Sequence[Tensor]) -> list[tuple[int, Float[Tensor, "_ _"]]]:
+    """Nodes, the last first, each with signs for the features of one of its tokens."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for root in reversed(roots):
+        tokens, features = clean[root].shape
+        token = int(torch.randint(tokens, (), generator=generator))
+        probe = clean[root].new_zeros(SIGNS, tokens, features)
+        probe[:, token] = torch.randint(2, (SIGNS, features), generator=generator).to(probe) * 2 - 1
+        found += [(root, one) for one in probe]
+    return found
+
+
+def _gradients(
+    program: Program,
+    clean: Sequence[Tensor],
+    probes: Sequence[tuple[int, Float[Tensor, "_ _"]]],
+    dtype: torch.dtype,
+) -> Gradient:
+    """Those of the probes by the input, at the clean values, in the given precision."""
+    pending: dict[int, Gradient] = {}
+    for index in range(len(program.nodes) - 1, 0, -1):
+        own = [probe for root, probe in probes if root == index]
+        if own:
+            _add(pending, index, sum(root > index for root, _ in probes), torch.stack(own).to(dtype))
+        if index not in pending:
+            continue
+        node = program.nodes[index]
+        parts = pull(node.op.to(dtype), pending.pop(index), *(clean[i] for i in node.inputs))
+        for source, part in zip(node.inputs, parts, strict=False):
+            _add(pending, source, 0, part)
+    return pending[0].double()
+
+
+def _add(pending: dict[int, Gradient], index: int, start: int, part: Gradient) -> None:
+    """Add gradients of the probes from `start` on to those that have come to a node already."""
+    known, end = pending.get(index, part[:0]), start + len(part)
+    if len(known) < end:
+        known = torch.cat([known, part.new_zeros(end - len(known), *part.shape[1:])])
+    known[start:end] += part
+    pending[index] = known
+
+
+@singledispatch
+def pull(op: Op, gradient: Gradient, *values: Tensor) -> tuple[Gradient, ...]:
+    """From gradients by a node to gradients by what it reads, whose clean values are given in float64.
+
+    As in the engine, slopes are computed precisely and rounded; sums are taken in the precision of the rows.
+    """
+    raise NotImplementedError(type(op).__name__)
+
+
+@pull.register
+def _affine(op: Affine, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
+    return (gradient @ op.weight,)
+
+
+@pull.register
+def _diagonal(op: Diagonal, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
+    return (gradient * op.weight,)
+
+
+@pull.register
+def _center(op: Center, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
+    return (gradient - gradient.mean(-1, keepdim=True),)
+
+
+@pull.register
+def _add_op(op: Add, gradient: Gradient, x: Tensor, y: Tensor) -> tuple[Gradient, ...]:
+    return gradient, gradient
+
+
+@pull.register
+def _offset(op: Offset, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
+    return (gradient,)
+
+
+@pull.register
+def _pool(op: Pool, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
+    return (op.weights(len(x), None, gradient)[:, None] * gradient,)
+
+
+@pull.register
+def _apply(op: Apply, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
+    # What is off here may be on elsewhere.
+    at = x.abs() if op.function in ("relu", "gelu") else x
+    return (gradient * FUNCTIONS[op.function].derivative(at).to(gradient),)
+
+
+@pull.register
+def _softmax(op: Softmax, gradient: Gradient, scores: Tensor, *apart: Tensor) -> tuple[Gradient, ...]:
+    weights = scores.unflatten(-1, (op.heads, -1)).softmax(-1)
+    slopes = torch.diag_embed(weights) - weights.unsqueeze(-1) * weights.unsqueeze(-2)
+    part = gradient.unflatten(-1, (op.heads, -1))
+    shifted = part - lower_median(part, -1)
+    return (torch.einsum("pihj,ihjk->pihk", shifted, slopes.to(part)).flatten(-2),)
+
+
+@pull.register
+def _bilinear(op: Bilinear, gradient: Gradient, *values: Tensor) -> tuple[Gradient, ...]:
+    x, y = (op.split(v.to(gradient), axes) for v, axes in zip(values, (op.x, op.y), strict=True))
+    z = op.scale * op.split(gradient, op.out)
+    parts = torch.einsum(f"p{op.out},{op.y}->p{op.x}", z, y), torch.einsum(f"p{op.out},{op.x}->p{op.y}", z, x)
+    return tuple(part.reshape(len(part), *value.shape) for part, value in zip(parts, values, strict=True))
