@@ -31,6 +31,9 @@ from buffet.learning.tuning import Tuning
 from buffet.program import Program
 from buffet.regions import LpBall, Region
 
+LARGEST_RATE = 1e6
+"""Of Adam: what is learned lies between 0 and 1."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -68,13 +71,20 @@ class Method:
             )
         if self.cells < 1:
             raise BuffetError(f"cells {self.cells}: a ball is cut into 1 cell or more")
-        if self.steps < 0 or not 0 < self.rate < float("inf"):
-            raise BuffetError(f"steps {self.steps} must be ≥ 0 and rate {self.rate} a number > 0")
+        if self.steps < 0:
+            raise BuffetError(f"steps {self.steps}: an optimiser takes 0 steps or more")
+        if not 0 < self.rate <= LARGEST_RATE:
+            raise BuffetError(f"rate {self.rate} must be a number > 0, and at most {LARGEST_RATE:g}")
 
     @property
     def ruled(self) -> bool:
         """Whether α are what the rule chooses, and nothing is learned instead."""
         return self.optimise == "none" and PRODUCTS[self.product] is None
+
+    @property
+    def learns(self) -> bool:
+        """Whether an optimiser takes steps: over boxes alone there is nothing to learn."""
+        return self.optimise != "none" and self.steps > 0 and self.describe().keeps != "boxes"
 
     def describe(self) -> Propagation:
         """The propagation with its window."""

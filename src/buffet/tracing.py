@@ -26,6 +26,16 @@ class MarginTrace:
     def __post_init__(self) -> None:
         self.curves = [[] for _ in self.names]
 
+    @staticmethod
+    def together(traces: Sequence[MarginTrace]) -> MarginTrace:
+        """The curves of all tasks of several traces."""
+        whole = MarginTrace(
+            [name for trace in traces for name in trace.names],
+            [reference for trace in traces for reference in trace.references],
+        )
+        whole.curves = [curve for trace in traces for curve in trace.curves]
+        return whole
+
     def __call__(self, tasks: list[int], step: int, margins: Tensor) -> None:
         for task, margin in zip(tasks, margins.tolist(), strict=True):
             self.curves[task].append(margin)

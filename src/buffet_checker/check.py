@@ -13,6 +13,7 @@ from buffet_checker.cells import groups
 from buffet_checker.certificate import Certificate, Claim, read_certificate, region_of
 from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import Checkpoint, build, read_checkpoint
+from buffet_checker.regions import Region
 from buffet_checker.storage import read_bytes, sha256
 from buffet_checker.substitution import Claimed
 
@@ -26,6 +27,7 @@ class Proof:
     """
 
     moved: tuple[int, ...]
+    region: Region  # of cells, one of them
     cells: int  # parts that the region was proven in
     margins: tuple[float, ...]
     slacks: tuple[float, ...]
@@ -98,7 +100,7 @@ def _together(parts: list[Proof]) -> Proof:
     """What the proofs of all parts of a region prove of it."""
     margins = tuple(min(values) for values in zip(*(p.margins for p in parts), strict=True))
     slacks = tuple(max(values) for values in zip(*(p.slacks for p in parts), strict=True))
-    return Proof(parts[0].moved, len(parts), margins, slacks)
+    return Proof(parts[0].moved, parts[0].region, len(parts), margins, slacks)
 
 
 def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows: Array) -> Proof:
@@ -121,4 +123,4 @@ def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows:
                 f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}"
             )
     slacks = np.nan_to_num(np.nextafter(margins - deployed, np.inf), nan=np.inf)
-    return Proof(tuple(region.moved.tolist()), 1, tuple(margins.tolist()), tuple(slacks.tolist()))
+    return Proof(tuple(region.moved.tolist()), region, 1, tuple(margins.tolist()), tuple(slacks.tolist()))

@@ -29,6 +29,10 @@ class Region:
         """At most ``min_δ Σ form·δ`` for ``form[moved, width, ...]``."""
         raise NotImplementedError
 
+    def facts(self) -> dict[str, str | int | float]:
+        """What kind of region it is, and how large."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Ball(Region):
@@ -54,6 +58,9 @@ class Ball(Region):
         # powers, the sum and the root err relatively; squares that underflow add up to less than 1e-150
         grown = 1 + gamma(width + words + 16) + 8 * FUNCTION
         return -self.eps * (norms.sum(0) * grown + words * 1e-150) * (1 + 8 * U)
+
+    def facts(self) -> dict[str, str | int | float]:
+        return {"kind": "ball", "p": "inf" if math.isinf(self.p) else self.p, "eps": self.eps}
 
     def largest(self, form: Array) -> Array:
         """At least ``max |form·δ_d|`` of any moved row d, for ``form[width, ...]``."""
@@ -145,6 +152,9 @@ class Box(Region):
         error = gamma(self.lower.size + 8) * (np.abs(form) * reach).sum((0, 1))
         return total - error * (1 + 1e-8) - 1e-290
 
+    def facts(self) -> dict[str, str | int | float]:
+        return {"kind": "box", "reach": float(self.reach.max(initial=0.0))}
+
 
 @dataclass(frozen=True)
 class Candidates(Region):
@@ -168,3 +178,6 @@ class Candidates(Region):
         least = np.minimum((gains - lost * (1 + 1e-8)).min(1), 0.0)
         total = np.sort(least, 0)[: self.budget].sum(0) * (1 + gamma(words + 8))
         return (total - 1e-290).reshape(form.shape[2:])
+
+    def facts(self) -> dict[str, str | int | float]:
+        return {"kind": "candidates", "choices": self.offsets.shape[1], "budget": self.budget}

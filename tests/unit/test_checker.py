@@ -79,7 +79,8 @@ def test_the_checker_runs_without_torch_and_buffet(
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("accepted")
+    assert done.stdout.startswith("accepted · label 0 · 1 claim · ")
+    assert "row 2 · L2 ball of 0.01 · margin" in done.stdout
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------

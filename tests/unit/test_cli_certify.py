@@ -307,3 +307,52 @@ def test_bad_checkpoints(
 
 def test_unknown_models_are_answered_with_the_known_ones(run: Run) -> None:
     one_line(run("certify", TEXT, "--model", "no-such-model"), "no-such-model", "sst2-small")
+
+
+def test_a_trace_has_tasks_of_every_size(run: Run, tiny: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    options = (
+        "--words",
+        "1,1+2",
+        "--eps",
+        "0.01",
+        "--method",
+        "o-buffet",
+        "--steps",
+        "2",
+        "--trace",
+        str(trace),
+    )
+    assert certify(run, tiny, *options).code in (0, 1)
+    tasks = [line.split(",")[0] for line in trace.read_text(encoding="utf-8").splitlines()[1:]]
+    assert tasks == ["1 good", "1 good", "1 good+2 film", "1 good+2 film"]
+
+
+@pytest.mark.parametrize(
+    "options", ["--method interval --optimise all", "--method lse --optimise final --steps 0"]
+)
+def test_a_trace_needs_something_to_learn(run: Run, tiny: Path, tmp_path: Path, options: str) -> None:
+    trace = ("--eps", "0.01", "--trace", str(tmp_path / "trace.csv"))
+    one_line(certify(run, tiny, *options.split(), *trace), "--trace", "learns")
+
+
+def test_a_trace_of_no_step_is_not_written(run: Run, tiny: Path, tmp_path: Path) -> None:
+    """There is no bound at this size, and nothing to learn from."""
+    trace = tmp_path / "trace.csv"
+    outcome = certify(
+        run, tiny, "--eps", "1e6", "--method", "o-buffet", "--steps", "2", "--trace", str(trace)
+    )
+    assert outcome.code == 1
+    assert "not written" in outcome.err
+    assert not trace.exists()
+
+
+def test_every_file_has_a_name_of_its_own(run: Run, tiny: Path, tmp_path: Path) -> None:
+    same = str(tmp_path / "same")
+    outcome = certify(run, tiny, "--eps", "0.01", "--html", same, "--certificate", same)
+    one_line(outcome, "--html", "--certificate", "a file of its own")
+    assert not Path(same).exists()
+
+
+def test_a_rate_beyond_reason_is_refused(run: Run, tiny: Path) -> None:
+    one_line(certify(run, tiny, "--optimise", "final", "--rate", "1e300"), "rate 1e+300", "at most")

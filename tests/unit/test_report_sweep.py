@@ -180,6 +180,7 @@ def test_the_command_says_what_is_wrong(
         ([empty], "has no rows yet"),
         ([tmp_path / "none.ndjson"], "cannot be read"),
         ([good, "-o", tmp_path], "not a file"),
+        ([good, "-o", good], "would replace the rows"),
         ([good, "-o", tmp_path / "no" / "page.html"], "no directory"),
         ([good, "--reference", "x"], "no rows of the reference method 'x'"),
     ):

@@ -223,19 +223,23 @@ def certify(
     request.chosen  # noqa: B018 (an unknown part is an error before any work)
     if search not in STRATEGIES:
         raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(STRATEGIES)}")
-    if trace is not None and (eps is None or request.chosen.optimise == "none"):
+    if trace is not None and not (eps is not None and request.chosen.learns):
         raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
     if certificate is not None and eps is None:
         raise BuffetError("--certificate: a certificate is about one size; give it with --eps")
-    for path in (html, trace, certificate):
-        if path is not None:
-            check_writable(path)
+    paths = [path for path in (html, trace, certificate) if path is not None]
+    for path in paths:
+        check_writable(path)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BuffetError("--html, --trace and --certificate: each needs a file of its own")
     with progress_bar("certifying") as progress:
         report = run(request, progress)
         if certificate is not None and report.verdict == "certified":
             certify_to(certificate, request, report)
-    if certificate is not None and report.verdict != "certified":
-        typer.echo(f"{certificate}: not written, as not every task is certified", err=True)
+    if certificate is not None:
+        proven = report.verdict == "certified"
+        text = "checked and written" if proven else "not written, as not every task is certified"
+        typer.echo(f"{certificate}: {text}", err=True)
     if html is not None:
         write_atomically(html, render_html(report))
     if json:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from buffet.errors import BuffetError
 from buffet.report.files import check_writable, write_atomically
 from buffet.report.sweep import read_sources, sweep_page
 
@@ -48,6 +49,8 @@ def report(
     """
     target = out or rows[0].with_suffix(".html")
     check_writable(target)
+    if any(target.resolve() == source.resolve() for source in rows):
+        raise BuffetError(f"{target}: the page would replace the rows it is made of; name another with --out")
     found, sources = read_sources(rows)
     write_atomically(target, sweep_page(found, sources, reference))
     typer.echo(f"{target}: {len(found)} rows, {target.stat().st_size / 1024:.0f} kB")

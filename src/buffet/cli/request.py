@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import typer
 from torch import Tensor
 
 from buffet.attack import AttackSettings
@@ -110,7 +111,7 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     label, clean = clean_answer(model, regions[0], parse_label(request.label, model.labels))
     answer = _radii if request.eps is None else _verdicts
     results, evaluations, seconds, attack_seconds = [], 0, 0.0, 0.0
-    end = _end(request)
+    end, traces = _end(request), list[MarginTrace]()
     for done, region in enumerate(regions):
 
         def report(share: float, done: int = done) -> None:
@@ -121,6 +122,9 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         results += part.tasks
         evaluations, seconds = evaluations + part.evaluations, seconds + part.seconds
         attack_seconds += part.attack_seconds
+        traces += [part.trace] if part.trace else []
+    if request.trace:
+        _record(request.trace, MarginTrace.together(traces))
     order = {task: place for place, task in enumerate(tasks)}
     results.sort(key=lambda task: order[task.words])
     attacked = [task.attacked for task in results if task.attacked is not None]
@@ -153,6 +157,14 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         versions=Versions.current(),
         picture=_picture(model, x),
     )
+
+
+def _record(path: Path, trace: MarginTrace) -> None:
+    """Write the margins at every step, if any was taken."""
+    if any(trace.curves):
+        write_atomically(path, trace.render(path))
+    else:
+        typer.echo(f"{path}: not written, as no step was taken: there is no bound to learn from", err=True)
 
 
 def _picture(model: Model, x: Tensor) -> Picture | None:
@@ -230,6 +242,7 @@ class _Part:
     evaluations: int
     seconds: float
     attack_seconds: float = 0.0
+    trace: MarginTrace | None = None
 
 
 def _radii(
@@ -296,8 +309,6 @@ def _verdicts(
         seed=request.seed,
         engine=engine,
     )
-    if request.trace and told:
-        write_atomically(request.trace, told.render(request.trace))
     progress(1.0)
     others = [name for i, name in enumerate(model.labels) if i != label]
     tasks = []
@@ -316,7 +327,7 @@ def _verdicts(
                 evaluations=1,
             )
         )
-    return _Part(tasks, 1, found.seconds)
+    return _Part(tasks, 1, found.seconds, trace=told)
 
 
 def _finite(value: float) -> float | None:
