@@ -26,26 +26,23 @@ from buffet.program import (
 )
 
 Gradient = Float[Tensor, "_ _ _"]
-SIGNS = 4
-"""So many combinations of features of every node, at one token: one may cancel by chance."""
+SIGNS = 2
+"""So many combinations of features of a node, at one token: one may cancel by chance."""
 
 
 def single_precision_loss(program: Program, clean: Sequence[Tensor]) -> float:
     """What is lost in single precision of linear forms, relative to their size: about 1e-7 if all is well.
 
     Wherever large numbers cancel on the way from a node down to the input, as a bias that softmax takes off
-    again, rounding errors are as large as these are, however small the result. So a random combination of the
-    features of every node that bounds are wanted of is differentiated in both precisions, and the results are
-    compared, for every token of the input. All is lost (1) where single precision overflows.
+    again, rounding errors are as large as these are, however small the result. So random combinations of what
+    functions and softmax read are differentiated in both precisions, and the results are compared, for every
+    token of the input. All is lost (1) where single precision overflows.
     """
-    roots = sorted({i for n in program.nodes if isinstance(n.op, _NONLINEAR) for i in n.inputs} - {0})
+    roots = sorted({i for n in program.nodes if isinstance(n.op, Apply | Softmax) for i in n.inputs} - {0})
     probes = _probes([*roots, len(program.nodes) - 1], clean)
     exact, rounded = (_gradients(program, clean, probes, dtype) for dtype in (torch.float64, torch.float32))
     size, error = (v.abs().unflatten(0, (-1, SIGNS)).amax((1, 3)) for v in (exact, exact - rounded))
     return min(1.0, float(torch.where(size > 0, error / size, error).nan_to_num(1.0).amax()))
-
-
-_NONLINEAR = Apply, Bilinear, Softmax
 
 
 def _probes(roots: Sequence[int], clean: Sequence[Tensor]) -> list[tuple[int, Float[Tensor, "_ _"]]]:
@@ -84,11 +81,15 @@ def _gradients(
 
 def _add(pending: dict[int, Gradient], index: int, start: int, part: Gradient) -> None:
     """Add gradients of the probes from `start` on to those that have come to a node already."""
-    known, end = pending.get(index, part[:0]), start + len(part)
-    if len(known) < end:
-        known = torch.cat([known, part.new_zeros(end - len(known), *part.shape[1:])])
-    known[start:end] += part
-    pending[index] = known
+    known = pending.get(index)
+    if known is None and not start:
+        pending[index] = part
+        return
+    known = part[:0] if known is None else known
+    total = part.new_zeros(max(len(known), start + len(part)), *part.shape[1:])
+    total[: len(known)] = known
+    total[start : start + len(part)] += part
+    pending[index] = total
 
 
 @singledispatch

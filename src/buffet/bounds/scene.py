@@ -15,7 +15,7 @@ from buffet.program import Affine, Mix, Pool, Program, Scores, Softmax
 
 HUGE, LOST = 1e4, 1e-4
 """Scores beyond this, or sums of which single precision loses such a share, are for double precision."""
-ROUNDINGS, SAFETY = 16, 8
+ROUNDINGS, SAFETY = 16.0, 8.0
 """Every concretised bound is widened by this many units of rounding, relative to its size; by more where more
 is lost, so many times what was measured: a single row may lose more than the combinations that were tried."""
 
