@@ -9,7 +9,7 @@ does to bounds is written elsewhere (`intervals`, `pieces`, `relaxations`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -30,14 +30,18 @@ class Op:
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def to(self, target: torch.dtype | torch.device) -> Op:
-        """The same operation with its weights in another precision, or on another device."""
-        cast = {
-            f.name: value.to(target)
+    def map(self, change: Callable[[Tensor], Tensor]) -> Op:
+        """The same operation with its weights changed."""
+        changed = {
+            f.name: change(value)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor) and value.is_floating_point()
         }
-        return replace(self, **cast) if cast else self
+        return replace(self, **changed) if changed else self
+
+    def to(self, target: torch.dtype | torch.device) -> Op:
+        """The same operation with its weights in another precision, or on another device."""
+        return self.map(lambda weight: weight.to(target))
 
 
 @dataclass(frozen=True, eq=False)

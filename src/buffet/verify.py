@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -239,11 +240,12 @@ def best_margins(
     Quick rivals come first, so that there is an answer when time runs out; rivals that learn are asked only
     about tasks that are not proven yet.
     """
-    rivals = method.challengers(model.program64)
-    quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
-    best: Tensor | None = None
     own = method.scene(model.program64, region.center, label)
     engine.check(own, method, region)
+    # No rival makes a wrong answer right.
+    rivals = method.challengers(model.program64) if bool((own.clean[-1] > 0).all()) else ()
+    quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
+    best: Tensor | None = None
     for candidate in (*quick, method, *slow):
         if best is not None and control.expired:
             break
@@ -331,6 +333,8 @@ def bound_margins(
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
     engine.check(scene, method, region)
+    if math.isnan(doubt := scene.precision.doubt):
+        return scene.clean[-1].new_full((region.tasks, scene.clean[-1].shape[-1]), math.nan)
     engine = engine.fit(scene)
     step = batch_size(scene, method, region, engine)
 
@@ -350,6 +354,7 @@ def bound_margins(
         for _, lessons in parts:
             control.memory.add(lessons)
     margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
+    margins = margins - doubt
     lost = margins.isnan().any(-1)
     expired = control is not None and control.expired
     if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:
@@ -394,8 +399,8 @@ def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[
     classes = logits.shape[-1]
     if label is None:
         label = int(logits.argmax())
-    elif not 0 <= label < classes:
-        raise BuffetError(f"label {label} is not a class of the model (0 to {classes - 1})")
+    elif not isinstance(label, Integral) or not 0 <= label < classes:
+        raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
     others = torch.cat([logits[:label], logits[label + 1 :]])
     return label, float(logits[label] - others.max())
 

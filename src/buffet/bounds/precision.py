@@ -1,8 +1,10 @@
-"""How well single precision carries the sums over a network: measured where nothing moves yet."""
+"""How well floating point carries the sums over a network: measured where nothing moves yet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import singledispatch
 
 import torch
@@ -28,21 +30,44 @@ from buffet.program import (
 Gradient = Float[Tensor, "_ _ _"]
 SIGNS = 2
 """So many combinations of features of a node, at one token: one may cancel by chance."""
+VAGUE = 1e-6
+"""Clean values that rounding may change by such a share tell nothing of the network in real arithmetic."""
 
 
-def single_precision_loss(program: Program, clean: Sequence[Tensor]) -> float:
-    """What is lost in single precision of linear forms, relative to their size: about 1e-7 if all is well.
+@dataclass(frozen=True)
+class Precision:
+    """What floating point loses of a network's values and of linear forms over it, where nothing moves."""
 
-    Wherever large numbers cancel on the way from a node down to the input, as a bias that softmax takes off
-    again, rounding errors are as large as these are, however small the result. So random combinations of what
-    functions and softmax read are differentiated in both precisions, and the results are compared, for every
-    token of the input. All is lost (1) where single precision overflows.
+    loss: float  # of linear forms in single precision, relative to their size: about 1e-7 if all is well
+    doubt: (
+        float  # how far margins of the clean run, in double precision, may be off; NaN: too far for a proof
+    )
+
+
+def measure(program: Program, clean: Sequence[Float[Tensor, "_ _"]]) -> Precision:
+    """Where large numbers cancel, rounding errors are as large as these are, however small the result.
+
+    So random combinations of what functions and softmax read, and of the margins, are differentiated in both
+    precisions, by every node down to the input. There the results are compared: all is lost (1) where single
+    precision overflows. On the way, the derivatives tell what the rounding of every clean value does to these
+    combinations. A clean run is nothing to start from if a share of `VAGUE` may be rounding in what functions
+    and softmax read, or a whole margin.
     """
     roots = sorted({i for n in program.nodes if isinstance(n.op, Apply | Softmax) for i in n.inputs} - {0})
     probes = _probes([*roots, len(program.nodes) - 1], clean)
-    exact, rounded = (_gradients(program, clean, probes, dtype) for dtype in (torch.float64, torch.float32))
-    size, error = (v.abs().unflatten(0, (-1, SIGNS)).amax((1, 3)) for v in (exact, exact - rounded))
-    return min(1.0, float(torch.where(size > 0, error / size, error).nan_to_num(1.0).amax()))
+    errors = clean[0].new_zeros(len(probes))
+    for index, exact in _gradients(program, clean, probes, torch.float64):
+        node = program.nodes[index]
+        if index:
+            own = rounding(node.op, clean[index], *(clean[i] for i in node.inputs))
+            errors[: len(exact)] += exact.abs().flatten(1) @ own.flatten()
+    *_, (_, rounded) = _gradients(program, clean, probes, torch.float32)
+    size, error = (v.abs().unflatten(0, (-1, SIGNS)).amax((1, 3)) for v in (exact, exact - rounded.double()))
+    loss = min(1.0, float(torch.where(size > 0, error / size, error).nan_to_num(1.0).amax()))
+    last = errors[:SIGNS].amax()
+    scale = torch.stack([1 + clean[root].abs().amax() for root, _ in probes])
+    clear = (errors < VAGUE * scale)[SIGNS:].all() & (last < clean[-1].abs().amin())
+    return Precision(loss, float(last) if clear else math.nan)
 
 
 def _probes(roots: Sequence[int], clean: Sequence[Tensor]) -> list[tuple[int, Float[Tensor, "_ _"]]]:
@@ -60,23 +85,23 @@ def _probes(roots: Sequence[int], clean: Sequence[Tensor]) -> list[tuple[int, Fl
 
 def _gradients(
     program: Program,
-    clean: Sequence[Tensor],
+    clean: Sequence[Float[Tensor, "_ _"]],
     probes: Sequence[tuple[int, Float[Tensor, "_ _"]]],
     dtype: torch.dtype,
-) -> Gradient:
-    """Those of the probes by the input, at the clean values, in the given precision."""
+) -> Iterator[tuple[int, Gradient]]:
+    """Those of the probes by every node, from the last to the input, at the clean values."""
     pending: dict[int, Gradient] = {}
-    for index in range(len(program.nodes) - 1, 0, -1):
+    for index in range(len(program.nodes) - 1, -1, -1):
         own = [probe for root, probe in probes if root == index]
         if own:
             _add(pending, index, sum(root > index for root, _ in probes), torch.stack(own).to(dtype))
         if index not in pending:
             continue
-        node = program.nodes[index]
-        parts = pull(node.op.to(dtype), pending.pop(index), *(clean[i] for i in node.inputs))
+        node, gradient = program.nodes[index], pending.pop(index)
+        yield index, gradient
+        parts = pull(node.op.to(dtype), gradient, *(clean[i] for i in node.inputs)) if index else ()
         for source, part in zip(node.inputs, parts, strict=False):
             _add(pending, source, 0, part)
-    return pending[0].double()
 
 
 def _add(pending: dict[int, Gradient], index: int, start: int, part: Gradient) -> None:
@@ -90,6 +115,25 @@ def _add(pending: dict[int, Gradient], index: int, start: int, part: Gradient) -
     total[: len(known)] = known
     total[start : start + len(part)] += part
     pending[index] = total
+
+
+def rounding(op: Op, result: Tensor, *values: Tensor) -> Float[Tensor, "_ _"]:
+    """How far the result of an operation may be from the exact one of the values it read, all in float64.
+
+    A sum of n terms, in whatever order, errs by at most n roundings of the sum of their sizes.
+    """
+    terms = 4 + max(n for value in values for n in value.shape)
+    match op:
+        case Apply():
+            return FUNCTIONS[op.function].rounding(values[0], result)
+        case Softmax():
+            scores = values[0].unflatten(-1, (op.heads, -1))
+            sizes = result * (1 + scores.amax(-1, keepdim=True) - scores).flatten(-2)
+        case Center():
+            sizes = values[0].abs() + values[0].abs().mean(-1, keepdim=True)
+        case _:
+            sizes = op.map(torch.abs).evaluate(*(value.abs() for value in values))
+    return terms * torch.finfo(sizes.dtype).eps * sizes
 
 
 @singledispatch
@@ -134,7 +178,7 @@ def _pool(op: Pool, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
 @pull.register
 def _apply(op: Apply, gradient: Gradient, x: Tensor) -> tuple[Gradient, ...]:
     # What is off here may be on elsewhere.
-    at = x.abs() if op.function in ("relu", "gelu") else x
+    at = x.abs() if op.function in ("relu", "gelu", "gelu_tanh") else x
     return (gradient * FUNCTIONS[op.function].derivative(at).to(gradient),)
 
 

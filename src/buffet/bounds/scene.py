@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.pieces import Piece, exact_piece
-from buffet.bounds.precision import single_precision_loss
+from buffet.bounds.precision import Precision, measure
 from buffet.program import Affine, Mix, Pool, Program, Scores, Softmax
 
 HUGE, LOST = 1e4, 1e-4
@@ -29,20 +29,20 @@ class Scene:
     _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
 
     @cached_property
-    def loss(self) -> float:
-        """The share of a linear form that single precision loses where large numbers cancel."""
-        return single_precision_loss(self.program, self.clean)
+    def precision(self) -> Precision:
+        """What floating point loses where large numbers cancel."""
+        return measure(self.program, self.clean)
 
     @property
     def tame(self) -> bool:
         """Whether single precision can carry the sums over this network."""
         scores = [v for n, v in zip(self.program.nodes, self.clean, strict=True) if isinstance(n.op, Scores)]
-        return all(bool(value.abs().max() < HUGE) for value in scores) and self.loss <= LOST
+        return all(bool(value.abs().max() < HUGE) for value in scores) and self.precision.loss <= LOST
 
     @property
     def roundings(self) -> float:
         """By how many units of rounding, of either precision, results may be off relative to their size."""
-        return max(ROUNDINGS, SAFETY * self.loss / torch.finfo(torch.float32).eps)
+        return max(ROUNDINGS, SAFETY * self.precision.loss / torch.finfo(torch.float32).eps)
 
     def exact(self, dtype: torch.dtype) -> list[Piece | None]:
         """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
