@@ -162,6 +162,10 @@ def radius(
     query.engine.check(prover.scene, chosen, region)
     if attacked is not None:
         given = torch.as_tensor(attacked, dtype=torch.float64, device=region.center.device)
+        if given.ndim > 1 or (given.ndim and len(given) != region.tasks):
+            raise BuffetError(
+                f"attacked has shape {tuple(given.shape)}; give one radius per task ({region.tasks})"
+            )
         broken = given.expand(region.tasks)
     elif attack or clean < 0:
         settings = AttackSettings(seed=seed)

@@ -309,6 +309,15 @@ def test_unknown_models_are_answered_with_the_known_ones(run: Run) -> None:
     one_line(run("certify", TEXT, "--model", "no-such-model"), "no-such-model", "sst2-small")
 
 
+def test_options_without_effect_are_remarked_on(run: Run, tiny: Path) -> None:
+    options = ("--words", "1+2,2+1", "--eps", "-0", "--method", "baseline", "--steps", "5")
+    outcome = certify(run, tiny, *options, "--search", "bisection", "--json")
+    assert outcome.err.splitlines() == ["--steps: has no effect here", "--search: has no effect here"]
+    found = json.loads(outcome.out)
+    assert [task["words"] for task in found["tasks"]] == [[1, 2]]
+    assert str(found["query"]["eps"]) == "0.0"
+
+
 def test_a_trace_has_tasks_of_every_size(run: Run, tiny: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     options = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -177,3 +179,36 @@ def test_projection_scale_invariance_at_extreme_sizes() -> None:
                 delta = torch.tensor([[[1e30, -1e-30, 3.0]], [[0.0, 0.0, 0.0]]], dtype=dtype)[:, None]
                 assert ball.contains(ball.project(delta)).all()
                 assert ball.contains(ball.extreme(delta)).all()
+
+
+WRONG_TYPES = """
+import buffet, torch
+model = buffet.load()
+x = model.embed("a moving film")
+ball = buffet.LpBall(x, [2])
+for attempt in (
+    lambda: buffet.LpBall(x.tolist(), [2]),
+    lambda: buffet.LpBall(x, 2),
+    lambda: buffet.LpBall(x, "2"),
+    lambda: buffet.LpBall(x, torch.tensor(2)),
+    lambda: buffet.LpBall(x, [2], p=None),
+    lambda: buffet.LpBall(x, [2], eps="wide"),
+    lambda: buffet.verify(model, ball, eps=[[0.1], [0.1, 0.2]]),
+    lambda: buffet.verify(model, ball, eps=0.1, label="positive"),
+    lambda: buffet.radius(model, ball, "baseline", attacked=[1.0, 2.0]),
+):
+    try:
+        attempt()
+    except buffet.BuffetError as error:
+        print(error)
+"""
+
+
+def test_wrong_types_are_one_clear_line_too() -> None:
+    """In a process of its own: here, types are checked before any of our checks."""
+    run = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    starts = ("region: x", *3 * ("region: words",), *3 * ("LpBall: ",), "label 'positive'", "attacked has")
+    lines = run.stdout.splitlines()
+    assert len(lines) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))

@@ -232,6 +232,8 @@ def certify(
         check_writable(path)
     if len({path.resolve() for path in paths}) < len(paths):
         raise BuffetError("--html, --trace and --certificate: each needs a file of its own")
+    for option in _idle(request):
+        typer.echo(f"{option}: has no effect here", err=True)
     with progress_bar("certifying") as progress:
         report = run(request, progress)
         if certificate is not None and report.verdict == "certified":
@@ -247,3 +249,12 @@ def certify(
     else:
         print_report(report, html)
     raise typer.Exit(0 if report.verdict == "certified" else 1)
+
+
+def _idle(request: Request) -> list[str]:
+    """Options that were given and change nothing."""
+    idle = ("steps", "rate", "start") if request.chosen.optimise == "none" else ()
+    options = [f"--{name}" for name in idle if request.parts[name] is not None]
+    if request.eps is not None and request.search != "secant":
+        options.append("--search")
+    return options

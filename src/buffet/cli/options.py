@@ -33,7 +33,10 @@ def parse_words(words: str, encoding: Encoding, *, special: bool) -> list[tuple[
     for task in tasks:
         if len(set(task)) < len(task):
             raise BuffetError(f"--words: {'+'.join(map(str, task))} names a row twice; name every row once")
-    return list(dict.fromkeys(tasks))
+    once: dict[frozenset[int], tuple[int, ...]] = {}
+    for task in tasks:
+        once.setdefault(frozenset(task), task)
+    return list(once.values())
 
 
 def _row(part: str, words: str) -> int:
@@ -74,7 +77,7 @@ def parse_eps(eps: str | None) -> float | None:
     size = _number(eps)
     if not 0 <= size < math.inf:
         raise BuffetError(f"--eps: got {_shorten(eps)!r}; give a finite number ≥ 0")
-    return size
+    return abs(size)  # -0 is 0
 
 
 def parse_norm(norm: str) -> float:

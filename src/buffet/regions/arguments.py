@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -17,6 +17,8 @@ Words = Sequence[int] | Sequence[Sequence[int]] | Tensor
 
 def checked_rows(x: Tensor) -> Tensor:
     """The clean rows, kept in their own precision."""
+    if not isinstance(x, Tensor):
+        raise BuffetError(f"region: x must be a tensor of tokens × width; got a {type(x).__name__}")
     if x.ndim != 2 or 0 in x.shape or not x.is_floating_point():
         found = f"a {x.dtype} tensor of shape {tuple(x.shape)}".replace("torch.", "")
         raise BuffetError(f"region: x must be a float matrix of tokens × width; got {found}")
@@ -28,7 +30,10 @@ def checked_rows(x: Tensor) -> Tensor:
 
 def checked_words(words: Words, tokens: int) -> Tensor:
     """The moved rows, tasks × moved; a flat list is one task."""
-    listed: list[Any] = words.tolist() if isinstance(words, Tensor) else list(words)
+    given: Any = words.tolist() if isinstance(words, Tensor) else words
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise BuffetError(f"region: words must be [2], [2, 5] or [[1], [2]]; got {given!r}")
+    listed: list[Any] = list(given)
     nested = bool(listed) and all(isinstance(w, Sequence) for w in listed)
     tasks: list[list[Any]] = [list(w) for w in listed] if nested else [listed]
     if not all(tasks):
@@ -65,7 +70,10 @@ def checked_norm(p: float | int | str) -> float:
 
 def checked_eps(eps: float | int | Sequence[float] | Tensor, tasks: int) -> Tensor:
     """One float64 size per task."""
-    sizes = torch.as_tensor(eps, dtype=torch.float64).detach()
+    try:
+        sizes = torch.as_tensor(eps, dtype=torch.float64).detach()
+    except (TypeError, ValueError) as error:
+        raise BuffetError(f"LpBall: eps is {eps!r}; give one number or one per task ({tasks})") from error
     if sizes.ndim > 1 or (sizes.ndim == 1 and len(sizes) != tasks):
         raise BuffetError(
             f"LpBall: eps has shape {tuple(sizes.shape)}; give one number or one per task ({tasks})"

@@ -92,8 +92,8 @@ def reproduce(
     """
     workers = None if draw_only else fleet or LocalFleet(None, 1)
     check_drawing()
-    place.directory("models")
     data = {name: _summary(place, scale.about(name)[0]) for name in scale.data}
+    place.directory("models")
     with _timed(place, "training", working=not draw_only):
         _train(place, scale, workers, report)
     with _timed(place, "accuracy", working=not draw_only):
