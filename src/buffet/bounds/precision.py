@@ -39,9 +39,7 @@ class Precision:
     """What floating point loses of a network's values and of linear forms over it, where nothing moves."""
 
     loss: float  # of linear forms in single precision, relative to their size: about 1e-7 if all is well
-    doubt: (
-        float  # how far margins of the clean run, in double precision, may be off; NaN: too far for a proof
-    )
+    doubt: float  # by how much margins of the clean run, in double precision, may err; NaN: too much
 
 
 def measure(program: Program, clean: Sequence[Float[Tensor, "_ _"]]) -> Precision:
@@ -56,7 +54,7 @@ def measure(program: Program, clean: Sequence[Float[Tensor, "_ _"]]) -> Precisio
     roots = sorted({i for n in program.nodes if isinstance(n.op, Apply | Softmax) for i in n.inputs} - {0})
     probes = _probes([*roots, len(program.nodes) - 1], clean)
     errors = clean[0].new_zeros(len(probes))
-    for index, exact in _gradients(program, clean, probes, torch.float64):
+    for index, exact in _gradients(program, clean, probes, torch.float64):  # ends at the input
         node = program.nodes[index]
         if index:
             own = rounding(node.op, clean[index], *(clean[i] for i in node.inputs))
