@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -397,10 +396,9 @@ def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[
         raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
     logits = model.program64.evaluate(x)
     classes = logits.shape[-1]
-    if label is None:
-        label = int(logits.argmax())
-    elif not isinstance(label, Integral) or not 0 <= label < classes:
+    if label is not None and label not in range(classes):  # whatever it is
         raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
+    label = int(logits.argmax() if label is None else label)
     others = torch.cat([logits[:label], logits[label + 1 :]])
     return label, float(logits[label] - others.max())
 

@@ -53,19 +53,25 @@ def measure(program: Program, clean: Sequence[Float[Tensor, "_ _"]]) -> Precisio
     """
     roots = sorted({i for n in program.nodes if isinstance(n.op, Apply | Softmax) for i in n.inputs} - {0})
     probes = _probes([*roots, len(program.nodes) - 1], clean)
-    errors = clean[0].new_zeros(len(probes))
-    for index, exact in _gradients(program, clean, probes, torch.float64):  # ends at the input
-        node = program.nodes[index]
+    errors, loss = clean[0].new_zeros(len(probes)), 1.0
+    passes = (_gradients(program, clean, probes, dtype) for dtype in (torch.float64, torch.float32))
+    for (index, exact), (_, rounded) in zip(*passes, strict=True):
         if index:
+            node = program.nodes[index]
             own = rounding(node.op, clean[index], *(clean[i] for i in node.inputs))
             errors[: len(exact)] += exact.abs().flatten(1) @ own.flatten()
-    *_, (_, rounded) = _gradients(program, clean, probes, torch.float32)
-    size, error = (v.abs().unflatten(0, (-1, SIGNS)).amax((1, 3)) for v in (exact, exact - rounded.double()))
-    loss = min(1.0, float(torch.where(size > 0, error / size, error).nan_to_num(1.0).amax()))
+        else:
+            loss = _difference(exact, rounded)
     last = errors[:SIGNS].amax()
     scale = torch.stack([1 + clean[root].abs().amax() for root, _ in probes])
     clear = (errors < VAGUE * scale)[SIGNS:].all() & (last < clean[-1].abs().amin())
     return Precision(loss, float(last) if clear else math.nan)
+
+
+def _difference(exact: Gradient, rounded: Gradient) -> float:
+    """The largest at any token, relative to the gradients there; at most 1."""
+    size, error = (v.abs().unflatten(0, (-1, SIGNS)).amax((1, 3)) for v in (exact, exact - rounded.double()))
+    return min(1.0, float(torch.where(size > 0, error / size, error).nan_to_num(1.0).amax()))
 
 
 def _probes(roots: Sequence[int], clean: Sequence[Tensor]) -> list[tuple[int, Float[Tensor, "_ _"]]]:
