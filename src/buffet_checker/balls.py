@@ -1,9 +1,14 @@
 """Elementwise arithmetic with rigorous errors: a ball holds every real number within `rad` of `mid`.
 
-The rules assume IEEE double precision, rounding to nearest, and elementary functions of numpy and of the C
-library that err by at most `FUNCTION` of their value (8 units in the last place; the tests compare with
-mpmath). Every radius is computed in floating point too, and enlarged by more than the roundings made on the
-way.
+The rules assume IEEE double precision, rounding to nearest with gradual underflow, and elementary functions
+of numpy and of the C library that err by at most `FUNCTION` of their value (8 units in the last place; the
+tests compare with mpmath). Every radius is computed in floating point too, and enlarged by more than the
+roundings made on the way.
+
+Underflow: a product or quotient is ``exact·(1 + δ) + η`` with |δ| ≤ u and |η| ≤ 2⁻¹⁰⁷⁵; sums have no η. So n
+products lose at most n·2⁻¹⁰⁷⁵ on top of their relative errors, whatever their own size. `TINY` is added where
+that may happen: it exceeds 10²³ of these losses, more than any sum here has terms, and what computing the
+error itself may have lost.
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ U = 2.0**-53
 FUNCTION = 16 * U
 """Relative error allowed for exp, expm1, log, tanh, erfc and powers."""
 TINY = 1e-300
-"""What underflow may lose in one operation, many times over."""
+"""More than 10²³ products lose by underflow."""
+_ROUNDED = 2.0**-1072
+"""More than a number may have lost by underflow before it is multiplied or divided again."""
 _UP = 1 + 16 * U
 
 
@@ -32,6 +39,14 @@ def gamma(count: int) -> float:
     True for every order of summation, with or without fused multiply-add.
     """
     return count * U / (1 - count * U) * _UP
+
+
+def underflows_gradually() -> bool:
+    """Whether this process keeps numbers below 2⁻¹⁰²², as is assumed here; a library may have turned that
+    off.
+    """
+    small = np.array([2.0**-1030, 2.0**-1073])
+    return bool((small * 0.5 > 0).all() and (small + small == small * 2).all())
 
 
 def down(x: Array) -> Array:
@@ -88,7 +103,9 @@ class Ball:
         """The quotient; nothing is known where the divisor may be 0."""
         mid = self.mid / other.mid
         least = down(np.abs(other.mid) - other.rad)
-        spread = (self.rad + np.abs(mid) * other.rad) / np.where(least > 0, least, np.nan)
+        spread = (self.rad + (np.abs(mid) + _ROUNDED) * other.rad + _ROUNDED) / np.where(
+            least > 0, least, np.nan
+        )
         return Ball(mid, (spread + U * np.abs(mid)) * _UP + TINY)
 
     def __getitem__(self, index: Any) -> Ball:
@@ -97,7 +114,7 @@ class Ball:
     def exp(self) -> Ball:
         mid = np.exp(self.mid)
         grown = np.expm1(self.rad) * (1 + 2 * FUNCTION) + FUNCTION
-        return Ball(mid, mid * grown * (1 + 2 * FUNCTION) + TINY)
+        return Ball(mid, (mid + _ROUNDED) * grown * (1 + 2 * FUNCTION) + TINY)
 
     def log(self) -> Ball:
         mid = np.log(self.mid)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from buffet_checker.balls import Array
+from buffet_checker.balls import Array, underflows_gradually
 from buffet_checker.cells import groups
 from buffet_checker.certificate import Certificate, Claim, read_certificate, region_of
 from buffet_checker.errors import BadInputError, RejectedError
@@ -60,6 +60,8 @@ def check(certificate: str | Path, model: str | Path) -> Result:
 
 def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
     """The same for a certificate in memory; `where` names it in messages."""
+    if not underflows_gradually():
+        raise BadInputError("this process takes numbers below 2⁻¹⁰²² for 0, so nothing can be judged in it")
     begin = time.perf_counter()
     proofs: list[Proof] = []
     label = None

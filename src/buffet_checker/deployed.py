@@ -2,7 +2,8 @@
 
 The model of deployed arithmetic: every sum of n products errs by at most γ_n of the sum of their sizes (any
 order, with or without fused multiply-add), exp, tanh, erf and 1/√ by a few units, and softmax is ``exp(s −
-max) / Σ``. Inputs are float32 rows, so they carry no error.
+max) / Σ``. Inputs are float32 rows, so they carry no error. Numbers below 2⁻¹²⁶, factors or results, may be
+kept or taken for 0; where one beyond 2¹²⁶ may occur, or a divisor below 2⁻¹²⁶, nothing is known of the run.
 
 A deployed run satisfies the network's equations up to a local rounding per node (`local_rounding`). Linear
 bounds of a node carry over to it: every local rounding enters with the coefficients that the backward
@@ -23,6 +24,12 @@ from buffet_checker.pieces import LinesPiece, Piece, split_terms
 from buffet_checker.wholes import WholePiece
 
 U32 = 2.0**-24
+SMALLEST = 2.0**-126
+"""The smallest normal number of float32: what lies below may be taken for 0."""
+OVERFLOW = 2.0**126
+"""Sums of terms of this size stay finite in float32, whatever their order."""
+_CUBES = 2.0**40
+"""The cube of a smaller number is finite."""
 _MORE = 1 + 1e-6
 """More than all roundings made here, in float64."""
 _UNITS = {"relu": 0.0, "tanh": 8.0, "gelu": 16.0, "gelu_tanh": 16.0, "square": 2.0, "rsqrt": 8.0}
@@ -43,51 +50,89 @@ def _products(node: Node, x: Array, y: Array) -> Array:
 def local_rounding(
     nodes: list[Node], index: int, values: list[Array], boxes: list[Box], escapes: list[Array]
 ) -> Array:
-    """How far a deployed operation may be from the exact one on the same deployed inputs."""
+    """How far a deployed operation may be from the exact one on the same deployed inputs.
+
+    Infinite where a number on the way may overflow, or a divisor vanish.
+    """
     node = nodes[index]
-
-    def size(i: int) -> Array:
-        return np.abs(values[i]) + magnitude(boxes[i]) + escapes[i]
-
-    inputs = [size(i) for i in node.inputs]
+    inputs = [np.abs(values[i]) + magnitude(boxes[i]) + escapes[i] for i in node.inputs]
     match node.kind:
         case "affine":
             weight, bias = node.sizes if node.sizes is not None else (node.weight, node.bias)
             assert weight is not None
             assert bias is not None
-            return _MORE * _gamma(weight.shape[1] + 4) * (inputs[0] @ np.abs(weight.T) + np.abs(bias))
+            weight, bias = np.abs(weight), np.abs(bias)
+            size = inputs[0] @ weight.T + bias
+            small = (inputs[0] + 1) @ (weight.T + 1) + bias + 1
+            vanishes = 0 <= node.least < SMALLEST  # an eps that float32 does not have
+            return _rounded(weight.shape[1] + 4, np.where(vanishes, np.inf, size), small)
         case "diagonal":
             assert node.weight is not None
             assert node.bias is not None
-            return _MORE * _gamma(4) * (inputs[0] * np.abs(node.weight) + np.abs(node.bias))
+            weight, bias = np.abs(node.weight), np.abs(node.bias)
+            return _rounded(4, inputs[0] * weight + bias, (inputs[0] + 1) * (weight + 1) + bias)
         case "center":
-            mean = inputs[0].mean(-1, keepdims=True)
-            return _MORE * _gamma(inputs[0].shape[1] + 4) * (inputs[0] + mean)
+            width, mean = inputs[0].shape[1], inputs[0].mean(-1, keepdims=True)
+            return _rounded(width + 4, inputs[0] + mean, width + 4.0, sums=inputs[0] + width * mean)
         case "mean":
-            return _MORE * _gamma(len(inputs[0]) + 4) * inputs[0].mean(0, keepdims=True)
+            tokens, mean = len(inputs[0]), inputs[0].mean(0, keepdims=True)
+            return _rounded(tokens + 4, mean, tokens + 4.0, sums=tokens * mean)
         case "add":
-            return _MORE * _gamma(2) * (inputs[0] + inputs[1])
-        case "scores" | "mix":
-            count = inputs[0].shape[1] // node.heads
-            return _MORE * _gamma(count + 8) * _products(node, *inputs)
-        case "rescale":
-            return _MORE * _gamma(4) * _products(node, *inputs)
-        case "softmax" | "normalise":
-            # exp(s − max) errs by u·(|s − max| + 4) of itself; the decomposed steps are one operation here
-            scores = node.inputs[0]
-            while nodes[scores].kind != "scores":
-                scores = nodes[scores].inputs[0]
-            s = size(scores).reshape(len(values[index]), node.heads, -1)
-            keys = s.shape[-1]
-            weight = np.minimum(np.abs(values[index]) + magnitude(boxes[index]), 1.0).reshape(s.shape)
-            share = _gamma(2 * keys + 24) + 4 * U32 * s.max(-1, keepdims=True)
-            return (_MORE * weight * share).reshape(values[index].shape)
-        case "apply" if node.function in _UNITS:
-            scale = (
-                np.abs(values[index]) + magnitude(boxes[index]) + inputs[0] * (_UNITS[node.function] == 16.0)
-            )
-            return _MORE * _UNITS[node.function] * U32 * scale
-    return np.zeros_like(values[index])
+            return _rounded(2, inputs[0] + inputs[1], 4.0)
+        case "scores" | "mix" | "rescale":
+            count = 4 if node.kind == "rescale" else inputs[0].shape[1] // node.heads + 8
+            x, y = inputs
+            size = _products(node, x, y)
+            return _rounded(count, size, _products(node, x + 1, y + 1) / node.scale, sums=size / node.scale)
+    if node.kind in ("softmax", "normalise") or (node.kind == "apply" and node.function in _UNITS):
+        sources = [values[i] for i in node.inputs], [boxes[i] for i in node.inputs]
+        strayed = [escapes[i] for i in node.inputs]
+        out = np.abs(values[index]) + magnitude(boxes[index])
+        out = out + _MORE * _variation(node, *sources, strayed, out)
+        if node.kind == "apply":
+            low = ends(sources[0][0], sources[1][0])[0] - strayed[0]
+            return _function_rounding(node.function, out, inputs[0], low)
+        scores = node.inputs[0]
+        while nodes[scores].kind != "scores":
+            scores = nodes[scores].inputs[0]
+        return _softmax_rounding(
+            node, out, np.abs(values[scores]) + magnitude(boxes[scores]) + escapes[scores]
+        )
+    return np.zeros_like(
+        values[index]
+    )  # nothing is computed, or it is a step of softmax, which is one operation
+
+
+def _rounded(count: int, size: Array, small: Array | float, sums: Array | None = None) -> Array:
+    """``γ_n`` of the size of the terms and four times 2⁻¹²⁶ for all that is `small`; infinite on overflow.
+
+    `small` is at least the number of operations plus all factors of products: what is lost if results, or
+    factors, below 2⁻¹²⁶ are taken for 0. `sums`: the largest number on the way, if that is not `size`.
+    """
+    lost = _MORE * (_gamma(count) * size + 4 * SMALLEST * small)
+    return np.where((size if sums is None else sums) < OVERFLOW, lost, np.inf)
+
+
+def _function_rounding(function: str, out: Array, size: Array, low: Array) -> Array:
+    """Of a function with values up to `out`, of arguments up to `size` in absolute value and from `low`."""
+    if function == "rsqrt":
+        out = np.where(low > SMALLEST, out, np.inf)
+    if function == "gelu_tanh":
+        out = np.where(size < _CUBES, out, np.inf)
+    scale = out + size * (_UNITS[function] == 16.0)
+    return _rounded(0, scale, 1 + size) + _MORE * _UNITS[function] * U32 * scale
+
+
+def _softmax_rounding(node: Node, out: Array, scores: Array) -> Array:
+    """``exp(s − max)`` errs by a factor of ``e^{2u·|s|}`` and a few units, and so does the sum of them."""
+    s = scores.reshape(len(scores), node.heads, -1)
+    keys = s.shape[-1]
+    share = _gamma(2 * keys + 24)
+    share = share + (1 + share) * np.expm1(4 * U32 * s.max(-1, keepdims=True))
+    lost = np.minimum(out, 1.0).reshape(s.shape) * share
+    return _rounded(0, s.max(-1, keepdims=True) + 0 * s, keys + 4.0).reshape(
+        out.shape
+    ) + _MORE * lost.reshape(out.shape)
 
 
 def _variation(node: Node, values: list[Array], boxes: list[Box], escapes: list[Array], out: Array) -> Array:

@@ -134,9 +134,10 @@ _ONE = Ball.exact(1.0)
 def _logistic(y: Ball) -> Ball:
     """``1 / (1 + e^−y)``.
 
-    The argument is kept where exp is finite, which moves the value by less than 1e-300.
+    The argument is kept where exp is finite, which moves the value by at most e⁻⁶⁹⁰ < 2.4e-300.
     """
-    return _ONE / (_ONE + (-Ball(np.clip(y.mid, -690.0, 690.0), y.rad)).exp())
+    found = _ONE / (_ONE + (-Ball(np.clip(y.mid, -690.0, 690.0), y.rad)).exp())
+    return Ball(found.mid, found.rad + 1e-299)
 
 
 def _gelu_tanh(x: Ball) -> Ball:

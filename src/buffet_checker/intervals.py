@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from buffet_checker.balls import Array, Ball, down, gamma, up
+from buffet_checker.balls import TINY, Array, Ball, down, gamma, up
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.network import Node
 from buffet_checker.pieces import split_terms
@@ -27,7 +27,19 @@ def ends(value: Array, box: Box) -> Box:
 
 
 def residual(node: Node, values: list[Array]) -> Array:
-    """A bound of |op(reference inputs) − reference output|, elementwise; 0 where lines account for it."""
+    """A bound of |op(reference inputs) − reference output|, elementwise; 0 where lines account for it.
+
+    ``γ_n`` of the sizes of the terms for roundings, and `TINY` for products that underflow.
+    """
+    match node.kind:
+        case "first":
+            return np.zeros_like(values[0][:1])
+        case "apply" | "softmax":
+            return np.zeros_like(values[0])
+    return _rounded(node, values) + TINY
+
+
+def _rounded(node: Node, values: list[Array]) -> Array:
     x = np.abs(values[0])
     match node.kind:
         case "affine":
@@ -48,16 +60,12 @@ def residual(node: Node, values: list[Array]) -> Array:
             return gamma(4) * (x + np.abs(node.bias))
         case "mean":
             return gamma(2 * len(x) + 16) * x.mean(0, keepdims=True)
-        case "scores" | "mix" | "rescale" | "normalise":
-            first, second = (
-                split_terms(_planar(node), node.heads, np.abs(v), f) for f, v in enumerate(values[:2])
-            )
-            size = np.broadcast_to(first * second, np.broadcast(first, second).shape)
-            count = 2 * sum(size.shape) + 16
-            axis = {"scores": 3, "mix": 2}.get(node.kind)
-            total = size if axis is None else size.sum(axis)
-            return gamma(count) * node.scale * total.reshape(len(size), -1)
-    return np.zeros_like(values[0]) if node.kind != "first" else np.zeros_like(values[0][:1])
+    first, second = (split_terms(_planar(node), node.heads, np.abs(v), f) for f, v in enumerate(values[:2]))
+    size = np.broadcast_to(first * second, np.broadcast(first, second).shape)
+    count = 2 * sum(size.shape) + 16
+    axis = {"scores": 3, "mix": 2}.get(node.kind)
+    total = size if axis is None else size.sum(axis)
+    return gamma(count) * node.scale * total.reshape(len(size), -1)
 
 
 def _planar(node: Node) -> str:
@@ -70,7 +78,7 @@ def interval(node: Node, value: Array, values: list[Array], boxes: list[Box], er
     match node.kind:
         case "affine":
             assert node.weight is not None
-            middle, radius = 0.5 * (low + high), 0.5 * (high - low)
+            middle, radius = 0.5 * (low + high), 0.5 * (high - low) + TINY
             size = np.abs(node.weight.T)
             center = middle @ node.weight.T
             spread = radius @ size + gamma(2 * len(size) + 16) * ((np.abs(middle) + radius) @ size) + error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from buffet_checker.balls import Array, U
+from buffet_checker.balls import TINY, Array, U
 from buffet_checker.rows import Form, Rows
 
 Pulled = tuple[tuple[Rows, ...], Array | None]
@@ -362,8 +362,9 @@ def planes(
     x_reach, y_reach = (np.maximum(np.abs(a), np.abs(b)) for a, b in ((x_low, x_high), (y_low, y_high)))
     sizes = (np.abs(y) + y_reach) * x_reach + (np.abs(x) + x_reach) * y_reach
     count = 1 if summed is None else shape[summed]
+    lost = TINY * total(1 + x_reach + y_reach)  # by coefficients and constants that underflow
     return PlanesPiece(
-        residual=residual + (16 + 2 * count) * U * scale * total(sizes),
+        residual=residual + (16 + 2 * count) * U * scale * total(sizes) + lost,
         kind=kind,
         x_lower=scale * np.broadcast_to(y + blend(low, y_low, y_high), shape),
         x_upper=scale * np.broadcast_to(y + blend(high, y_high, y_low), shape),

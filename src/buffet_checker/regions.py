@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from buffet_checker.balls import FUNCTION, Array, U, gamma
+from buffet_checker.balls import FUNCTION, TINY, Array, U, gamma
 
 GOLDEN, STEPS = (math.sqrt(5) - 1) / 2, 44
 """Of the search for the weight of a plane: to a billionth of its range."""
@@ -57,7 +57,7 @@ class Ball(Region):
             norms = largest[:, 0] * np.power(np.power(shares, q).sum(1), 1 / q)
         # powers, the sum and the root err relatively; squares that underflow add up to less than 1e-150
         grown = 1 + gamma(width + words + 16) + 8 * FUNCTION
-        return -self.eps * (norms.sum(0) * grown + words * 1e-150) * (1 + 8 * U)
+        return -self.eps * (norms.sum(0) * grown + words * 1e-150) * (1 + 8 * U) - TINY
 
     def facts(self) -> dict[str, str | int | float]:
         return {"kind": "ball", "p": "inf" if math.isinf(self.p) else self.p, "eps": self.eps}

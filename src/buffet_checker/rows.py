@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from buffet_checker.balls import Array
+from buffet_checker.balls import TINY, Array
 
 Apply = Callable[[Array, Array], Array]
 
@@ -85,7 +85,7 @@ class Form:
     def size(self, reach: Array) -> Array:
         """``Σ |coefficient| · reach`` plus the constant: what rounding errors scale with."""
         largest = np.maximum(np.abs(self.lower), np.abs(self.upper))
-        return largest[..., :-1] @ reach.reshape(-1) + largest[..., -1]
+        return largest[..., :-1] @ reach.reshape(-1) + largest[..., -1] + TINY
 
     def through(self, apply: Apply, lower: Array, upper: Array) -> Form:
         """The form behind an operation between the linear maps `lower` and `upper`; ``apply(map, form)``."""

@@ -4,11 +4,12 @@ Rows of a node are pulled back through linear pieces to the input. Coefficients 
 step errs; what that may change in the result is bounded by a product with known magnitudes. If A are the
 coefficients at a node and P the piece there, the exact form differs from the computed one by at most
 
-    |A| · (residual + γ·|P|·m + γ'·|constant|),
+    |A| · (residual + γ·|P|·m + γ'·|constant|) + τ·(1 + Σ m),
 
 m the magnitudes of the deviations of the inputs, γ for the sums of products that make one new coefficient
 (and for adding it to others later), γ' for the intercepts. The bracket is one vector per node;
-so the account costs one matrix-vector product per step instead of a second matrix product. A second vector
+so the account costs one matrix-vector product per step instead of a second matrix product. The last term is
+for underflow, which takes up to n·2⁻¹⁰⁷⁵ < τ off a new coefficient whatever A is, be it 0. A second vector
 accounts for a deployed run (`deployed`) in the same way: `Bounds` are lower and upper bounds of the exact
 deviations, and of those of a deployed run.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from buffet_checker.balls import Array, U, down, gamma, up
+from buffet_checker.balls import TINY, Array, U, down, gamma, up
 from buffet_checker.certificate import Claim, Derivation, Tensors
 from buffet_checker.deployed import drift, local_rounding, strain
 from buffet_checker.errors import RejectedError
@@ -68,7 +69,7 @@ class Claimed:
     derived: dict[int, Bounds] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
-    pieces: dict[tuple[int, int], tuple[Piece, Array]] = field(default_factory=dict)
+    pieces: dict[tuple[int, int], tuple[Piece, Array, Array]] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -94,6 +95,8 @@ class Claimed:
                 self._derive(derivation)
             self._settle(index, node)
         exact = down(self.values[last] + self.boxes[last][0])[0]
+        if not all(np.isfinite(rounding).all() for rounding in self.roundings):
+            return exact, np.full_like(exact, -np.inf)  # a NaN may be hidden by a coefficient of 0
         return exact, down(self.values[last] + self.boxes[last][0] - self.escapes[last])[0]
 
     # --- one node after the other ---------------------------------------------------------------------------
@@ -122,6 +125,7 @@ class Claimed:
             matrix = exact.push(Form(source.matrix[None], source.matrix[None])).lower[0]
             error = self.residuals[index] + exact.reach(source.error)
             error += gamma(exact.depth + self.steps) * exact.reach(self._local_size(source))
+            error += TINY * (1 + self.region.reach.sum())
             wobble = exact.reach(source.wobble) + self.roundings[index]
             self.locals[index] = Local(matrix, error * _INFLATE, wobble * _INFLATE)
 
@@ -164,8 +168,10 @@ class Claimed:
 
     # --- pieces ---------------------------------------------------------------------------------------------
 
-    def piece(self, index: int, choices: int) -> tuple[Piece, Array]:
-        """The piece of a node under a set of choices, and the vectors that account for its errors."""
+    def piece(self, index: int, choices: int) -> tuple[Piece, Array, Array]:
+        """The piece of a node under a set of choices, and what accounts for its errors: by entry, and at
+        all.
+        """
         node = self.nodes[index]
         key = index, choices if node.kind in NONLINEAR else 0
         if key not in self.pieces:
@@ -179,7 +185,10 @@ class Claimed:
             deployed = self.roundings[index] + gamma(piece.depth + self.steps) * piece.reach(*escapes)
             if node.kind in NONLINEAR:
                 deployed = deployed + strain(node, piece, values, boxes, escapes)
-            self.pieces[key] = piece, np.stack([error, deployed]) * _INFLATE + 1e-290
+            moved = sum(float(magnitude(box).sum()) for box in boxes)
+            strayed = sum(float(escape.sum()) for escape in escapes)
+            lost = TINY * np.array([1 + moved, 1 + strayed])
+            self.pieces[key] = piece, np.stack([error, deployed]) * _INFLATE, lost
         return self.pieces[key]
 
     def _exact(self, index: int, node: Node) -> Piece:
@@ -284,9 +293,10 @@ class Claimed:
                 forms.append(self.forms[source])
             else:
                 raise RejectedError(f"node {index} ({node.name}): node {source} keeps no form")
-        piece, errors = self.piece(index, 0)
+        piece, errors, _ = self.piece(index, 0)
         sizes = [form.size(self.region.reach) for form in forms]
         error = piece.residual + gamma(piece.depth + self.steps) * (piece.reach(*sizes) + piece.constant)
+        error += TINY * (1 + self.region.reach.sum())
         wobble = errors[1] + piece.reach(*(form.wobble for form in forms))  # type: ignore[arg-type]
         form = piece.push(*forms)
         slack = error * _INFLATE + 8 * U * np.maximum(np.abs(form.lower), np.abs(form.upper))[..., -1]
@@ -364,7 +374,7 @@ class Claimed:
             rounded.append(local_rounding(self.nodes, n, self.values, self.boxes, self.escapes))
         matrix = np.concatenate(weights).T
         # weights that are rounded themselves: 1/width, differences
-        size = gamma(16) * (magnitude(self.boxes[root]) @ np.abs(matrix))
+        size = gamma(16) * (magnitude(self.boxes[root]) @ np.abs(matrix)) + TINY
         return root, matrix, np.stack([np.concatenate(own, 1) + size, np.concatenate(rounded, 1)])
 
     def _substitute(
@@ -379,6 +389,7 @@ class Claimed:
         shape = rows.groups, rows.coefs.shape[2]
         coefs = np.zeros((*self.region.reach.shape, *shape))
         constant, slack = np.zeros(shape), np.zeros((2, *shape))
+        lost = TINY * np.array([1 + self.region.reach.sum(), 1.0])
         for index in range(root, -1, -1):
             if index not in pending:
                 continue
@@ -387,7 +398,8 @@ class Claimed:
                 local = self.locals[index]
                 coefs += local.compose(rows, self.region.moved)
                 error = local.error + gamma(rows.coefs.shape[1] + self.steps) * self._local_size(local)
-                slack += rows.size().contract(np.stack([error, local.wobble]) * _INFLATE + 1e-290)
+                slack += rows.size().contract(np.stack([error, local.wobble]) * _INFLATE)
+                slack += lost[:, None, None]
             elif index in stops:
                 form = stops[index]
                 part = form.compose(rows)
@@ -395,11 +407,12 @@ class Claimed:
                 constant += part[-1]
                 error = gamma(self.values[index].size + self.steps) * form.size(self.region.reach)
                 assert form.wobble is not None
-                slack += rows.size().contract(np.stack([error, form.wobble]) * _INFLATE + 1e-290)
+                slack += rows.size().contract(np.stack([error, form.wobble]) * _INFLATE)
+                slack += lost[:, None, None]
             else:
-                piece, errors = self.piece(index, choices)
+                piece, errors, underflow = self.piece(index, choices)
                 rows, spent = piece.settle(rows)
-                slack += rows.size().contract(errors)
+                slack += rows.size().contract(errors) + underflow[:, None, None]
                 if spent is not None:
                     slack += spent * _INFLATE
                 parts, bias = piece.pull(rows)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from buffet_checker.balls import Array, U, gamma
+from buffet_checker.balls import TINY, Array, U, gamma
 from buffet_checker.intervals import Box, magnitude
 from buffet_checker.pieces import PlanesPiece, Pulled
 from buffet_checker.regions import Ball
@@ -69,19 +69,20 @@ def whole(
 
     low, high = boxes[0]
     middle = (low + high) / 2
-    away = weights(np.maximum(high - middle, middle - low)) * _MORE
+    away = weights(np.maximum(high - middle, middle - low)) * _MORE + TINY
     matrix = local.matrix.reshape(heads, -1, local.matrix.shape[1])
     norms = ball.largest(np.moveaxis(matrix, 2, 0))  # heads, features of a head
-    far = share * away[:, :, ball.moved, 0].sum(2) * _MORE
-    spread = (far[..., None] * norms).reshape(len(far), -1) * _MORE
+    far = share * away[:, :, ball.moved, 0].sum(2) * _MORE + TINY
+    spread = (far[..., None] * norms).reshape(len(far), -1) * _MORE + TINY
     size = local.error.copy()
     size[ball.moved] += norms.reshape(-1)
-    size *= _MORE
+    size = size * _MORE + TINY
     # Values are off their forms by an error, sums that make a form err, and mixing rounds all numbers.
     most = weights(magnitude(boxes[0]))
     rounded = (np.abs(weights(values[0])) + most) * features(size)
     rounded = rounded + (np.abs(features(values[1])) + features(size)) * most
-    strayed = (away * features(local.error) + 64 * U * rounded).sum(2).reshape(spread.shape) * _MORE
+    lost = TINY * (1 + most + features(size))  # by coefficients that underflow
+    strayed = (away * features(local.error) + 64 * U * rounded + lost).sum(2).reshape(spread.shape) * _MORE
     residual = planes.residual + strayed + gamma(sum(matrix.shape[1:]) + 16) * spread
 
     def mixed(plane: Array, other: Array) -> Array:
