@@ -19,8 +19,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
-from buffet.bounds.scene import Scene, row_entries, together, widest_rows
+from buffet.bounds.propagation import kept_forms, needed_boxes
+from buffet.bounds.scene import Scene, local_nodes, row_entries, together, widest_rows
 from buffet.learning.tuning import Tuning
 from buffet.methods import Method
 from buffet.program import Affine, Mix, Scores

@@ -65,13 +65,9 @@ class Engine:
     chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
     widen: bool = True  # where single precision is too narrow, try again in double precision
 
-    def fit(self, scene: Scene) -> Engine:
-        """The engine for a scene: in double precision where single precision cannot carry its sums."""
-        return self if scene.tame else replace(self, dtype=torch.float64)
-
     def need(self, scene: Scene, method: Method, region: Region) -> Need:
         """About how much memory a method takes."""
-        size = torch.finfo(self.fit(scene).dtype).bits // 8
+        size = torch.finfo(self.dtype).bits // 8
         return need(scene, method, region.moved.shape[1], size=size, chunk=self.rows)
 
     @property
@@ -332,9 +328,6 @@ def bound_margins(
     keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
     engine.check(scene, method, region)
-    if math.isnan(doubt := scene.precision.doubt):
-        return scene.clean[-1].new_full((region.tasks, scene.clean[-1].shape[-1]), math.nan)
-    engine = engine.fit(scene)
     step = batch_size(scene, method, region, engine)
 
     def bound(part: Tensor) -> tuple[Tensor, Lessons]:
@@ -353,7 +346,6 @@ def bound_margins(
         for _, lessons in parts:
             control.memory.add(lessons)
     margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
-    margins = margins - doubt
     lost = margins.isnan().any(-1)
     expired = control is not None and control.expired
     if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:

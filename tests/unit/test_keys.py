@@ -9,8 +9,8 @@ import torch
 
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.keys import splits
-from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, local_nodes
-from buffet.bounds.scene import Scene
+from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
+from buffet.bounds.scene import Scene, local_nodes
 from buffet.bounds.softmax import with_differences
 from buffet.bounds.substitution import Bounds
 from buffet.learning.starts import initial_shares

@@ -34,7 +34,7 @@ REGIONS: dict[str, Region] = {
     "L3": LpBall(X, [[0, 3]], 3, 0.05),
     "Linf": LpBall(X, [[1, 2], [0, 3]], "inf", 0.01),
     "box": Box(X, X - 0.02, X + 0.05, [[1], [3]]),
-    "candidates": CandidateSet(X, [1, 2], [X[1] + 0.1 * rows(3, WIDTH), X[2] + 0.1 * rows(2, WIDTH)], 1),
+    "candidates": CandidateSet(X, [1, 2], [X[1] + 0.05 * rows(3, WIDTH), X[2] + 0.05 * rows(2, WIDTH)], 1),
 }
 NETWORKS: dict[str, dict[str, object]] = {
     "relu": {"hidden_act": "relu", "layer_norm": "no_var"},

@@ -18,8 +18,8 @@ from buffet.allocator import keep_freed_memory
 from buffet.bench.cases import BenchCase
 from buffet.bench.measuring import Unit, bench_config, clocked
 from buffet.bounds.keys import pays, splits
-from buffet.bounds.propagation import kept_forms, local_nodes, needed_boxes
-from buffet.bounds.scene import Scene, together, widest_rows
+from buffet.bounds.propagation import kept_forms, needed_boxes
+from buffet.bounds.scene import Scene, local_nodes, together, widest_rows
 from buffet.devices import device_named
 from buffet.learning.tuning import Tuning, learns
 from buffet.loading.network import build_program

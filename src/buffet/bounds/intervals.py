@@ -146,7 +146,8 @@ def _normalise(op: Normalise, clean: tuple[Tensor, ...], x: Box, y: Box) -> Box:
     low, high = (e + ends).unbind(0)
     ends = torch.stack([low - slack[0], high + slack[1]]).clamp_min(0)
     p = ends / (ends + _others(ends.flip(0)))
-    return Box(*(v.flatten(2) for v in _outward(p, e / e.sum(-1, keepdim=True))))
+    roundings = e.shape[-1] + 8.0
+    return Box(*(v.flatten(2) for v in _outward(p, e / e.sum(-1, keepdim=True), roundings)))
 
 
 @interval.register
@@ -166,7 +167,10 @@ def _softmax(op: Softmax, clean: tuple[Tensor, ...], x: Box, direct: Box | None 
         smallest, largest = difference_range(s, low, high, direct)
         p_lower = torch.maximum(p_lower, (-largest.logsumexp(-1)).exp())
         p_upper = torch.minimum(p_upper, (-smallest.logsumexp(-1)).exp())
-    return Box(*(v.flatten(2) for v in _outward(torch.stack([p_lower, p_upper]), s.softmax(-1))))
+    # An exponent errs by units of the largest score in it; beyond 800 a weight is 0 or 1 to the last bit.
+    largest = torch.maximum(low.abs(), high.abs()).amax(-1, keepdim=True).clamp_max(800.0)
+    roundings = s.shape[-1] + 8 + 4 * largest
+    return Box(*(v.flatten(2) for v in _outward(torch.stack([p_lower, p_upper]), s.softmax(-1), roundings)))
 
 
 def difference_range(s: Tensor, low: Tensor, high: Tensor, direct: Box | None) -> tuple[Tensor, Tensor]:
@@ -192,10 +196,14 @@ def difference_range(s: Tensor, low: Tensor, high: Tensor, direct: Box | None) -
     return smallest.masked_fill(eye, 0.0), largest.masked_fill(eye, 0.0)
 
 
-def _outward(ends: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
-    """The deviations of two ends from the clean value, rounded outward: the two may nearly cancel."""
-    (less, more), (below, above) = (ends - clean).unbind(0), (ends.abs() + clean.abs()).unbind(0)
-    return torch.sub(less, below, alpha=4 * EPS), torch.add(more, above, alpha=4 * EPS)
+def _outward(ends: Tensor, clean: Tensor, roundings: Tensor | float = 4.0) -> tuple[Tensor, Tensor]:
+    """The deviations of two ends from the clean value, rounded outward: the two may nearly cancel.
+
+    `roundings` is how often either was rounded, relative to itself; what underflow took is added.
+    """
+    slack = EPS * roundings * (ends.abs() + clean.abs()) + torch.finfo(ends.dtype).tiny
+    (less, more), (below, above) = (ends - clean).unbind(0), slack.unbind(0)
+    return less - below, more + above
 
 
 def _others(values: Tensor) -> Tensor:

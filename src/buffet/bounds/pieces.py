@@ -33,6 +33,10 @@ class Piece:
         """Linear bounds of the inputs to linear bounds of the output."""
         raise NotImplementedError
 
+    def widened(self, error: Float[Tensor, "tasks tokens features"]) -> Piece:
+        """The piece with room for an error of its output on both sides."""
+        raise NotImplementedError
+
     def to(self, dtype: torch.dtype) -> Piece:
         """The same piece with its numbers in another precision."""
         tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
@@ -92,11 +96,21 @@ class IdentityPiece(Piece):
 
 @dataclass(frozen=True, eq=False)
 class AddPiece(Piece):
+    """The sum of two values, with what both may be off by (`rounding`), once it is known."""
+
+    error: Float[Tensor, "tasks tokens features"] | None = None
+
     def pull(self, rows: Rows) -> Pulled:
-        return (rows, rows), None
+        if self.error is None:
+            return (rows, rows), None
+        return (rows, rows), rows.like(rows.coefs.detach().abs()).contract(self.error).neg()
 
     def push(self, *forms: Form) -> Form:
-        return forms[0] + forms[1]
+        total = forms[0] + forms[1]
+        return total if self.error is None else total.plus(torch.stack([-self.error, self.error]))
+
+    def widened(self, error: Tensor) -> AddPiece:
+        return AddPiece(error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +175,15 @@ class LinesPiece(Piece):
         slopes = torch.stack([self.lower_slope, self.upper_slope]).unsqueeze(-1)
         constants = torch.stack([self.lower_intercept, self.upper_intercept])
         return forms[0].through(torch.mul, slopes).plus(constants)
+
+    def steepness(self) -> tuple[Tensor, Tensor]:
+        """The largest slope and intercept of every entry, below or above."""
+        intercepts = self.lower_intercept, self.upper_intercept
+        return _largest(self.lower_slope, self.upper_slope), _largest(*intercepts)
+
+    def widened(self, error: Tensor) -> LinesPiece:
+        lower, upper = self.lower_intercept - error, self.upper_intercept + error
+        return replace(self, lower_intercept=lower, upper_intercept=upper)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +264,9 @@ class PlanesPiece(Piece):
         )
         return (x + y).plus(torch.stack([self.lower, self.upper]))
 
+    def widened(self, error: Tensor) -> PlanesPiece:
+        return replace(self, lower=self.lower - error, upper=self.upper + error)
+
     def _from_x(self, planes: Tensor, sides: Tensor) -> Tensor:
         """``Σ planes · form`` over the axis the output does not have: a product per entry or per head."""
         op = self.op
@@ -283,7 +309,15 @@ class SoftmaxPiece(Piece):
         x = rows.read(self.lower_slope).mT @ self._split(positive.coefs)
         x = x.add_(rows.read(self.upper_slope).mT @ self._split(negative.coefs))
         bias = positive.contract(self.lower).add_(negative.contract(self.upper))
-        return (rows.like(x.flatten(2, 3)),), bias
+        return (rows.like(x.flatten(2, 3)),), bias.sub_(self._leak(rows, constant))
+
+    def _leak(self, rows: Rows, constant: Tensor) -> Tensor:
+        """What taking a constant off may cost: clean weights sum to 1 up to their rounding."""
+        keys = self.lower_slope.shape[-1]
+        taken = constant.detach().abs().squeeze(3).sum(2)  # tasks, tokens, rows
+        if not rows.diagonal:
+            taken = taken.sum(1, keepdim=True).unflatten(2, (rows.groups, -1)).squeeze(1)
+        return (2 * keys + 16) * torch.finfo(torch.float64).eps * taken
 
     def push(self, *forms: Form) -> Form:
         def apply(slopes: Tensor, sides: Tensor) -> Tensor:
@@ -292,8 +326,19 @@ class SoftmaxPiece(Piece):
         slopes, constants = (self.lower_slope, self.upper_slope), (self.lower, self.upper)
         return forms[0].through(apply, torch.stack(slopes)).plus(torch.stack(constants))
 
+    def steepness(self) -> tuple[Tensor, Tensor]:
+        """The largest slopes and intercepts, below or above."""
+        return _largest(self.lower_slope, self.upper_slope), _largest(self.lower, self.upper)
+
+    def widened(self, error: Tensor) -> SoftmaxPiece:
+        return replace(self, lower=self.lower - error, upper=self.upper + error)
+
     def _split(self, value: Tensor) -> Tensor:
         return value.unflatten(-2, (self.lower_slope.shape[2], -1))
+
+
+def _largest(lower: Tensor, upper: Tensor) -> Tensor:
+    return torch.maximum(lower.detach().abs(), upper.detach().abs())
 
 
 @dataclass(frozen=True)

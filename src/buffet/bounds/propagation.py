@@ -22,18 +22,15 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Stop
 from buffet.bounds.intervals import Box, interval
+from buffet.bounds.rounding import LOST, input_box, outward
 from buffet.bounds.scene import Scene, together
 from buffet.bounds.substitution import Bounds, Relax
 from buffet.program import (
-    Affine,
     Apply,
     Bilinear,
-    Center,
-    Diagonal,
     Input,
     Mix,
     Node,
-    Offset,
     Program,
     Scores,
     Softmax,
@@ -93,7 +90,7 @@ def bound_nodes(
     are taken, which need something to flow through.
     """
     program = scene.program
-    bounds = Bounds(scene, region, relax, dtype, chunk_bytes, torch.finfo(dtype).eps, deadline)
+    bounds = Bounds.start(scene, region, relax, dtype, chunk_bytes, deadline)
     needed, keeps = needed_boxes(program), kept_forms(program, propagation)
     groups = together(program, needed | keeps)
     everywhere = propagation.keeps in ("boxes", "all")
@@ -102,7 +99,7 @@ def bound_nodes(
     may_end, limit = not torch.is_grad_enabled(), _widest(dtype)
     for index, node in enumerate(program.nodes):
         bounds.check_time()
-        box = _interval(bounds, node) if index in boxed else None
+        box = _interval(bounds, index, node) if index in boxed else None
         if box is not None:
             bounds.boxes[index] = box
         if propagation.keeps == "boxes":
@@ -119,9 +116,12 @@ def bound_nodes(
             if index not in sharper:
                 known = _sharper(bounds, index)
                 sharper |= known or sharpen(bounds, groups[index], stops_at(bounds, index, propagation))
-            sharp = sharper[index] & box if box else sharper[index]
+            sharp = bounds.widened(index, sharper[index])
+            sharp = sharp & box if box else sharp
             sharp = settle(index, sharp) if settle else sharp
             bounds.boxes[index], bounds.widths[index] = sharp, (sharp.upper - sharp.lower).max().item()
+            if may_end and dtype == torch.float32:
+                bounds.shares.append(bounds.errors.lost(index, sharp))
             if may_end and not bounds.widths[index] < limit and bounds.hopeless(index, limit):
                 break
     return bounds
@@ -152,6 +152,8 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
     if not all(bounds.widths[i] < limit for i in needed):  # as is rarely so
         widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in needed], -1)
         lower = torch.where((widths < limit).all(-1, keepdim=True), lower, torch.nan)
+    if bounds.shares:
+        lower = torch.where(torch.stack(bounds.shares, -1).amax(-1, keepdim=True) < LOST, lower, torch.nan)
     return bounds.clean[root] + lower
 
 
@@ -162,16 +164,6 @@ def needed_boxes(program: Program) -> frozenset[int]:
     """
     read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
     return frozenset(i for i in read if not isinstance(program.nodes[i].op, Input | Apply))
-
-
-def local_nodes(program: Program) -> frozenset[int]:
-    """Nodes behind linear operations on single tokens only: their forms are exact."""
-    local: set[int] = set()
-    for index, node in enumerate(program.nodes):
-        linear = isinstance(node.op, Affine | Diagonal | Center | Offset)
-        if isinstance(node.op, Input) or (linear and node.inputs[0] in local):
-            local.add(index)
-    return frozenset(local)
 
 
 def boxed_nodes(program: Program) -> frozenset[int]:
@@ -244,8 +236,10 @@ def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
 
     if index in bounds.locals:
         return known(index)
-    forms = [form for i in node.inputs if (form := known(i))]
-    return bounds.pieces[index].push(*forms) if len(forms) == len(node.inputs) else None
+    forms = {i: form for i in node.inputs if (form := known(i))}
+    if len(forms) < len(node.inputs):
+        return None
+    return bounds.pushed(index, forms)
 
 
 def _sharper(bounds: Bounds, index: int) -> dict[int, Box]:
@@ -257,15 +251,12 @@ def _sharper(bounds: Bounds, index: int) -> dict[int, Box]:
     return {}
 
 
-def _interval(bounds: Bounds, node: Node) -> Box | None:
-    """Interval arithmetic from the boxes of the inputs, if they have some."""
+def _interval(bounds: Bounds, index: int, node: Node) -> Box | None:
+    """Interval arithmetic from the boxes of the inputs, if they have some, rounded outward."""
     if isinstance(node.op, Input):
-        region = bounds.region
-        full = torch.zeros(region.tasks, *region.center.shape, dtype=torch.float64)
-        index = region.moved[..., None].expand(-1, -1, region.width)
-        return Box(*(full.to(index.device).scatter(1, index, side) for side in region.extent()))
+        return input_box(bounds.region)
     if not all(i in bounds.boxes for i in node.inputs):
         return None
-    return interval(
-        node.op, tuple(bounds.clean[i] for i in node.inputs), *(bounds.boxes[i] for i in node.inputs)
-    )
+    clean, boxes = tuple(bounds.clean[i] for i in node.inputs), [bounds.boxes[i] for i in node.inputs]
+    found = interval(node.op, clean, *boxes)
+    return outward(node.op, clean, bounds.scene.residuals[index], found, boxes, bounds.errors.precise)

@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.pieces import Piece, exact_piece
-from buffet.bounds.precision import Precision, measure
-from buffet.program import Affine, Mix, Pool, Program, Scores, Softmax
-
-HUGE, LOST = 1e4, 1e-4
-"""Scores beyond this, or sums of which single precision loses such a share, are for double precision."""
-ROUNDINGS, SAFETY = 16.0, 8.0
-"""Every concretised bound is widened by this many units of rounding, relative to its size; by more where more
-is lost, so many times what was measured: a single row may lose more than the combinations that were tried."""
+from buffet.bounds.rounding import residual, roundings
+from buffet.program import Affine, Center, Diagonal, Input, Mix, Offset, Pool, Program, Scores, Softmax
 
 
 @dataclass(frozen=True)
@@ -29,20 +23,17 @@ class Scene:
     _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
 
     @cached_property
-    def precision(self) -> Precision:
-        """What floating point loses where large numbers cancel."""
-        return measure(self.program, self.clean)
+    def residuals(self) -> list[Tensor]:
+        """How far every clean value may be from the exact operation on the clean values it was made of."""
+        with torch.inference_mode(False), torch.no_grad():  # it outlives the call
+            return [
+                residual(n.op, value, *(self.clean[i] for i in n.inputs))
+                for n, value in zip(self.program.nodes, self.clean, strict=True)
+            ]
 
-    @property
-    def tame(self) -> bool:
-        """Whether single precision can carry the sums over this network."""
-        scores = [v for n, v in zip(self.program.nodes, self.clean, strict=True) if isinstance(n.op, Scores)]
-        return all(bool(value.abs().max() < HUGE) for value in scores) and self.precision.loss <= LOST
-
-    @property
-    def roundings(self) -> float:
-        """By how many units of rounding, of either precision, results may be off relative to their size."""
-        return max(ROUNDINGS, SAFETY * self.precision.loss / torch.finfo(torch.float32).eps)
+    def rounding(self, dtype: torch.dtype) -> float:
+        """How far sums may be off in a precision, relative to the sizes of their terms."""
+        return roundings(self.program, self.clean, dtype)
 
     def exact(self, dtype: torch.dtype) -> list[Piece | None]:
         """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
@@ -54,6 +45,16 @@ class Scene:
                     for n in self.program.nodes
                 ]
         return self._exact[dtype]
+
+
+def local_nodes(program: Program) -> frozenset[int]:
+    """Nodes behind linear operations on single tokens only: their forms are exact."""
+    local: set[int] = set()
+    for index, node in enumerate(program.nodes):
+        linear = isinstance(node.op, Affine | Diagonal | Center | Offset)
+        if isinstance(node.op, Input) or (linear and node.inputs[0] in local):
+            local.add(index)
+    return frozenset(local)
 
 
 def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:

@@ -137,7 +137,8 @@ def softmax_piece(
         stored = slope.to(dtype)
         with torch.no_grad():
             lost = ((slope - stored.double()).abs() * reach).sum(-1)
-            sums = (slope.abs() * (s.unsqueeze(-2).abs() + reach)).sum(-1) + 1
+            far = s.unsqueeze(-2).abs() + reach
+            sums = (slope.abs() * far).sum(-1) + 1 + far.amax(-1).clamp_max(800.0)  # exponents err by units
             slack = side * (lost + torch.finfo(dtype).eps * constant.abs() + 16 * EPS * sums)
         return stored, (constant + slack).flatten(2).to(dtype)
 

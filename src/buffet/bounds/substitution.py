@@ -20,11 +20,15 @@ from buffet.bounds.forms import Composed, Form, Local, Rows, Stop
 from buffet.bounds.intervals import Box
 from buffet.bounds.keys import Keys, key_rows, pays, splits
 from buffet.bounds.passes import assembled
-from buffet.bounds.pieces import Piece, PlanesPiece
+from buffet.bounds.pieces import AddPiece, LinesPiece, Piece, PlanesPiece, SoftmaxPiece
 from buffet.bounds.relaxations import Side, slope_range
-from buffet.bounds.scene import Scene, widest_rows
+from buffet.bounds.rounding import Errors, Reaches
+from buffet.bounds.scene import Scene, local_nodes, widest_rows
 from buffet.program import Affine, Apply, Input, Node, Pool
 from buffet.regions import Region
+
+ROUNDINGS = 16.0
+"""Every concretised bound is widened by at least this many units of rounding, relative to its size."""
 
 
 class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
@@ -94,7 +98,7 @@ class Bounds:
     relax: Relax
     dtype: torch.dtype
     chunk_bytes: int
-    unit: float  # of rounding, in the least precise numbers that enter
+    errors: Errors  # of rounding, in the precision of the rows
     deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
     boxes: dict[int, Box] = field(default_factory=dict)
     widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a sharpened box, or NaN
@@ -103,11 +107,30 @@ class Bounds:
     locals: dict[int, Local] = field(default_factory=dict)
     keys: dict[int, Keys] = field(default_factory=dict)  # of scores whose rows are split by token
     ranges: dict[tuple[int, Side], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of `slopes`
+    sizes: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # of kept forms, as rounding errors scale with them
+    shares: list[Tensor] = field(default_factory=list)  # of sharpened boxes that rounding may be, by task
+
+    @staticmethod
+    def start(
+        scene: Scene,
+        region: Region,
+        relax: Relax,
+        dtype: torch.dtype,
+        chunk_bytes: int,
+        deadline: float | None = None,
+    ) -> Bounds:
+        """Nothing is known yet."""
+        boxes: dict[int, Box] = {}
+        reaches = Reaches(scene.program, scene.clean, region, boxes, local_nodes(scene.program))
+        unit = scene.rounding(dtype)
+        errors = Errors(reaches, scene.residuals, unit, scene.rounding(torch.float64), unit)
+        return Bounds(scene, region, relax, dtype, chunk_bytes, errors, deadline, boxes)
 
     @property
-    def rounding(self) -> float:
-        """How far a result may be off, relative to its size."""
-        return self.scene.roundings * self.unit
+    def _unit(self) -> float:
+        return torch.finfo(self.dtype).eps
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -131,18 +154,32 @@ class Bounds:
 
         No forms are kept.
         """
-        unit = torch.finfo(dtype).eps
-        known = self._locals(dtype)
-        fresh = replace(self, relax=relax, dtype=dtype, unit=unit, pieces={}, forms={}, locals=known, keys={})
+        unit = self.scene.rounding(dtype)
+        known, errors = self._locals(dtype), self.errors.anew(unit, unit)
+        fresh = replace(
+            self,
+            relax=relax,
+            dtype=dtype,
+            errors=errors,
+            pieces={},
+            forms={},
+            locals=known,
+            keys={},
+            sizes={},
+        )
         for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
             fresh.linearise(index, node)
         return fresh
 
     def precise(self) -> Bounds:
         """The same pieces and forms, with sums taken in float64: for the one row that decides."""
-        exact = self.scene.exact(torch.float64)
+        known, exact = self._locals(torch.float64), self.scene.exact(torch.float64)
+        errors = self.errors.anew(self.scene.rounding(torch.float64), self.errors.kept)
         pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
-        return replace(self, dtype=torch.float64, pieces=pieces, locals=self._locals(torch.float64), keys={})
+        for i, piece in pieces.items():
+            if isinstance(piece, AddPiece):
+                pieces[i] = piece.widened(errors.of_sum(i))
+        return replace(self, dtype=torch.float64, errors=errors, pieces=pieces, locals=known, keys={})
 
     def _locals(self, dtype: torch.dtype) -> dict[int, Local]:
         """The exact forms in a precision."""
@@ -168,7 +205,23 @@ class Bounds:
         if index not in self.locals:
             self.localise(index, node)
         if not isinstance(node.op, Input):
-            self.pieces[index] = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
+            piece = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
+            error = self._error(index, piece)
+            self.pieces[index] = piece if error is None else piece.widened(error)
+
+    def _error(self, index: int, piece: Piece) -> Float[Tensor, "tasks tokens features"] | None:
+        """What rounding may do to the output of a piece; linear operations on one value hand theirs on."""
+        match piece:
+            case AddPiece():
+                error = self.errors.of_sum(index)
+            case PlanesPiece():
+                error = self.errors.of_product(index)
+            case LinesPiece() | SoftmaxPiece():
+                error = self.errors.of_lines(index, piece.steepness())
+            case _:
+                return None
+        # no intercept is a denormal number, by which processors multiply very slowly
+        return error.clamp_min(torch.finfo(self.dtype).tiny).to(self.dtype)
 
     def slopes(self, index: int, side: Side) -> tuple[Tensor, Tensor]:
         """The least and the largest useful slope of an elementwise function, made once."""
@@ -190,21 +243,45 @@ class Bounds:
         for index, reached in descent:
             self.check_time()
             if index in stops:
-                descent.arrive(*self._composed(stops[index], reached))
+                descent.arrive(*self._composed(index, stops[index], reached))
             elif keys := self._keys(root, index, reached, stops):
                 self._split(descent, index, reached, keys)
             else:
                 self._pull(descent, index, reached, stops)
         return descent.total()
 
-    def _composed(self, stop: Stop, rows: Rows) -> Composed:
+    def _composed(self, index: int, stop: Stop, rows: Rows) -> Composed:
         """What rows of a stop come to in the input, with an allowance for the errors of a form."""
         coefs, constant = stop.compose(rows)
-        if isinstance(stop, Form) and self.unit > torch.finfo(self.dtype).eps:
-            # The sums are precise, but the form is not: it errs by units of its largest entries.
-            error = rows.like(rows.coefs.abs()).contract(self._errors(stop))
+        if isinstance(stop, Form):
+            with torch.no_grad():
+                size = self.errors.kept * self.size_of(index, stop).to(self.dtype)
+                error = rows.like(rows.coefs.abs()).contract(size)
             constant = -error if constant is None else constant - error
         return coefs, constant
+
+    def pushed(self, index: int, forms: Mapping[int, Form]) -> Form:
+        """The form of a node from those of its inputs."""
+        piece = self.pieces[index]
+        form = piece.push(*forms.values())
+        slopes = piece.steepness() if isinstance(piece, LinesPiece | SoftmaxPiece) else None
+        error = self.errors.of_push(index, [self.size_of(i, known) for i, known in forms.items()], slopes)
+        error = error.to(form.sides).expand(form.sides.shape[1:-1])
+        return form.plus(torch.stack([-error, error]))
+
+    def size_of(self, index: int, form: Form) -> Float[Tensor, "tasks tokens features"]:
+        """How large the linear bounds of a node's entries can get, constants and all: nothing cancels."""
+        if index not in self.sizes:
+            with torch.no_grad():
+                coefs, constant = form.sides.movedim(-1, 2).split([form.sides.shape[-1] - 1, 1], 2)
+                found = [self._size(c, k.squeeze(1)) for c, k in zip(coefs, constant, strict=True)]
+                self.sizes[index] = torch.stack(found).amax(0)
+        return self.sizes[index]
+
+    def _size(self, coefs: Tensor, constant: Tensor) -> Tensor:
+        """The same of forms ``[tasks, inputs, *rows]``."""
+        form = coefs.unflatten(1, (self.region.moved.shape[1], self.region.width))
+        return constant.double().abs() + self.region.spread(form, self.region.minimise(form)).double()
 
     def _split(self, descent: Descent, index: int, rows: Rows, keys: Keys) -> None:
         """Rows of scores: what reads keys of other tokens arrives, query and key of their own token go on."""
@@ -235,8 +312,10 @@ class Bounds:
             return None
         if index not in self.keys:
             source = self.nodes[index].inputs[1]
-            found = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
-            self.keys[index] = Keys.of(piece, *found)
+            coefs, constant = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
+            with torch.no_grad():
+                error = self.errors.unit * self._size(coefs, constant).to(self.dtype)
+            self.keys[index] = Keys.of(piece, coefs, constant - error)
         return self.keys[index]
 
     def concretise(
@@ -251,13 +330,9 @@ class Bounds:
         # A row that nearly cancels is small, but its rounding errors are as large as those of the other rows
         # of its token. What cannot move at all is exactly 0.
         size = size.sign() * size.amax(-1, keepdim=True)
-        return torch.sub(constant + least, size, alpha=self.rounding)
-
-    def _errors(self, form: Form) -> Float[Tensor, "tasks tokens features"]:
-        """How far the values of a form kept in single precision may be off."""
-        box = self.box_of_form(form)
-        size = torch.maximum(box.lower.abs(), box.upper.abs())
-        return self.rounding * torch.where(size > 0, size.amax(-1, keepdim=True), 0.0)
+        found = torch.sub(constant + least, size, alpha=max(self.errors.unit, ROUNDINGS * self._unit))
+        lost = torch.as_tensor(self.errors.underflow(self.dtype), dtype=found.dtype, device=found.device)
+        return found - lost.reshape(-1, *[1] * (found.ndim - 1))
 
     def least_sums(
         self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
@@ -285,8 +360,21 @@ class Bounds:
             boxes.append(self.concretise(coefs, constant).chunk(2, -1))
             chunks.append((coefs, constant.expand(len(coefs), -1, -1)))
         sides = assembled(chunks, [self.clean[n].shape[-1] for n in nodes])
-        forms = {n: Form(both) for n, both in zip(nodes, sides, strict=True)}
+        forms = {n: self._off(n, Form(both)) for n, both in zip(nodes, sides, strict=True)}
         return forms, {n: Box(*both) for n, both in self._sides(nodes, boxes)}
+
+    def _off(self, index: int, form: Form) -> Form:
+        """The form of a node with room for what the node may be off."""
+        if (error := self.errors[index]) is None:
+            return form
+        error = error.to(form.sides).expand(form.sides.shape[1:-1])
+        return form.plus(torch.stack([-error, error]))
+
+    def widened(self, index: int, box: Box) -> Box:
+        """A box made from linear forms of a node, with room for what the node may be off."""
+        if (error := self.errors[index]) is None:
+            return box
+        return Box(box.lower - error, box.upper + error)
 
     def _sides(
         self, nodes: Sequence[int], parts: Sequence[tuple[Tensor, ...]]
@@ -326,7 +414,9 @@ class Bounds:
         root = len(self.nodes) - 1
         others = self.clean[root].shape[-1]
         eye = torch.eye(others, dtype=self.dtype, device=self.region.center.device)
-        return self.concretise(*self.substitute(root, Rows(eye[None, None], 1, True), stops)).squeeze(1)
+        lower = self.concretise(*self.substitute(root, Rows(eye[None, None], 1, True), stops)).squeeze(1)
+        error = self.errors[root]
+        return lower if error is None else lower - error.squeeze(1)
 
     def unit_rows(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> Iterator[tuple[int, Rows]]:
         """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`."""

@@ -75,7 +75,8 @@ class CandidateSet(Region):
 
     def extent(self) -> tuple[Float[Tensor, "tasks moved width"], Float[Tensor, "tasks moved width"]]:
         reachable = self.offsets if self.budget else torch.zeros_like(self.offsets)
-        return reachable.amin(2), reachable.amax(2)
+        slack = torch.finfo(torch.float64).eps * reachable.abs()  # offsets are differences of rows, rounded
+        return (reachable - slack).amin(2), (reachable + slack).amax(2)
 
     def extreme(self, form: Delta) -> Delta:
         values = torch.einsum("tmcw,...tmw->...tmc", self.offsets.to(form.dtype), form)

@@ -68,6 +68,16 @@ def underflow(dtype: torch.dtype, p: float, size: int) -> float:
     return (size * torch.finfo(dtype).tiny) ** (1 / p) if 1 < p <= 2 else 0.0
 
 
+def difference(a: Tensor, b: Tensor, *, up: bool) -> Tensor:
+    """``a − b`` in float64, rounded up (or down); exact where it is a number."""
+    found = a - b
+    back = found - a  # what was lost, exactly (Knuth)
+    lost = (a - (found - back)) - (b + back)
+    wrong = lost > 0 if up else lost < 0
+    beyond = torch.nextafter(found, torch.full_like(found, math.inf if up else -math.inf))
+    return torch.where(wrong, beyond, found)
+
+
 def rounded(x: Tensor, dtype: torch.dtype, *, up: bool) -> Tensor:
     """Float64 numbers in another precision, rounded up (or down)."""
     y = x.to(dtype)

@@ -22,6 +22,7 @@ from buffet.errors import BuffetError
 from buffet.regions import arguments
 from buffet.regions.arguments import Words
 from buffet.regions.norms import (
+    difference,
     largest_norm,
     lp_norm,
     project_l1,
@@ -368,5 +369,8 @@ class Box(Region):
 
     def _limits(self, dtype: torch.dtype, inward: bool = True) -> tuple[Tensor, Tensor]:
         """Bounds of the deviation in a precision, rounded into the box (or out of it)."""
-        lower, upper = self.lower - self._rows(), self.upper - self._rows()
+        lower, upper = (
+            difference(self.lower, self._rows(), up=inward),
+            difference(self.upper, self._rows(), up=not inward),
+        )
         return rounded(lower, dtype, up=inward), rounded(upper, dtype, up=not inward)

@@ -136,7 +136,7 @@ def check_inside(
 
 def _walk(scene: Scene, case: Case, method: Method, engine: Engine, relaxer: Relaxer) -> Bounds:
     with torch.no_grad():
-        return bound_nodes(scene, case.inner, relaxer, method.describe(), dtype=engine.fit(scene).dtype)
+        return bound_nodes(scene, case.inner, relaxer, method.describe(), dtype=engine.dtype)
 
 
 def _random_shares(bounds: Bounds, seed: int) -> dict[int, Shares]:
