@@ -16,6 +16,7 @@ from buffet.bench.comparison import compare
 from buffet.bench.measuring import Measurement
 from buffet.bench.running import Row, document, read_document
 from buffet.datasets import read_splits
+from buffet.experiments.rows import seal
 from buffet.train import TrainSettings, train
 from buffet.train.results import Progress
 from buffet.train.state import resume_file
@@ -104,6 +105,8 @@ def _hostile_rows(rng: random.Random, place: Place) -> Path:
         base = {**base, rng.choice(("model", "sentence", "method", "label_name", "reason")): INJECTED}
     lines = [json.dumps({**base, "key": f"k{i}"}, separators=(",", ":")).encode() for i in range(3)]
     lines[rng.randrange(3)] = hostile_json(rng, base).replace(b'": ', b'":')
+    if rng.random() < 0.9:  # with the right check, so that what is in them is looked at
+        lines = [seal(line) for line in lines]
     data = b"\n".join(lines) + b"\n" * rng.randrange(2)
     path = place.root / "rows.ndjson"
     path.write_bytes(hostile_bytes(rng, data) if rng.random() < 0.3 else data)

@@ -21,6 +21,7 @@ from buffet.bench.measuring import Measurement
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.experiments import read_rows
+from buffet.experiments.rows import seal
 from buffet.loading import load
 from buffet.reproduce.stages import Workspace, _times
 from buffet.train import TrainSettings, train
@@ -109,10 +110,13 @@ def complaint(directory):
     return done.stderr
 
 
-def test_a_row_that_is_nested_too_deeply_is_a_torn_end(tmp_path):
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_row_that_is_nested_too_deeply_is_refused(end, tmp_path):
     rows = tmp_path / "rows.ndjson"
-    rows.write_bytes(b'{"key":"' + b"[" * 10 + b"\n" + b'{"key":' + b"[" * 200_000 + b"\n")
-    assert read_rows(rows) == []
+    first = seal(json.dumps(EXAMPLE, separators=(",", ":")).encode()) + b"\n"
+    rows.write_bytes(first + b'{"key":"x","parts":' + b"[" * 200_000 + end)
+    with pytest.raises(BuffetError, match="line 2 is not a row"):
+        read_rows(rows)
 
 
 def test_the_sizes_of_an_encoder_are_checked_before_anything_is_made(place):
@@ -125,7 +129,8 @@ def test_the_sizes_of_an_encoder_are_checked_before_anything_is_made(place):
 
 @pytest.mark.parametrize("norm", ["bert", "nan", "0.5", ""])
 def test_a_row_of_no_norm_is_refused(norm, tmp_path, capsys):
-    (tmp_path / "rows.ndjson").write_text(json.dumps({**EXAMPLE, "norm": norm}, separators=(",", ":")) + "\n")
+    line = seal(json.dumps({**EXAMPLE, "norm": norm}, separators=(",", ":")).encode())
+    (tmp_path / "rows.ndjson").write_bytes(line + b"\n")
     assert main(["report", str(tmp_path / "rows.ndjson")]) == 2
     assert "norm is" in capsys.readouterr().err
 

@@ -1,30 +1,46 @@
 """The file of rows: one line of JSON per task, only ever appended to.
 
-One process writes, whole batches at a time, each safely on the disk before the next begins. Whatever
-interrupts it, the file then holds complete lines and at most one torn end, which the next start cuts off.
+One process writes, whole batches at a time, each safely on the disk before the next begins. Every line ends
+with a check, a hash of all that comes before it, so a line that was changed later is noticed.
+
+Whatever interrupts an append leaves a beginning of its batch: whole lines, then at most one unfinished line,
+behind which some file systems leave NUL bytes after a power cut. That unfinished last line, and nothing else,
+is a *torn end*: readers pass over it, and the next writer cuts it off. Any other line that is not a row as it
+was written is refused, before anything is touched, by readers and writers alike.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from buffet.errors import BuffetError
-from buffet.loading.config import explain
+from buffet.loading.config import explain, show
 from buffet.report import Versions
 
 if TYPE_CHECKING:
     import polars
 
 START = b'{"key":"'
-"""How every line begins, by which a file of rows is recognised."""
+"""How every line begins."""
+FIRST = re.compile(rb'\{"key":"[^"\\]+","status":"[a-z]+","reason":')
+"""How an unfinished line begins that is all there is of a file: nobody else's file does by accident."""
+CHECKED = re.compile(rb'(\{.*),"check":"([0-9a-f]{16})"\}')
+"""A whole line, in two groups: what is checked, and its check."""
+MEND = (
+    "nothing was changed: put the line right or remove it (its task is then done again), or give another file"
+)
 
 
 def _norm(text: str) -> str:
@@ -81,15 +97,28 @@ class Row(BaseModel):
         return self.status == "ok"
 
     def line(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), allow_nan=False, separators=(",", ":")) + "\n"
+        """The row as it is written: JSON on one line, the check at its end."""
+        text = json.dumps(self.model_dump(mode="json"), allow_nan=False, separators=(",", ":"))
+        return seal(text.encode()).decode() + "\n"
+
+
+def seal(text: bytes) -> bytes:
+    """A JSON object with a check of all that it holds as its last value."""
+    body = text.removesuffix(b"}")
+    return body + b',"check":"' + _check(body) + b'"}'
+
+
+def _check(body: bytes) -> bytes:
+    """A hash that is short: it is there for accidents, not for forgers, who could write it anew."""
+    return hashlib.sha256(body).hexdigest()[:16].encode()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, one per task; a torn end is passed over.
+    """The rows of a file, one per task; a torn end is passed over, and nothing is written.
 
     Of several rows of one task the first success counts, or else the first of all.
     """
-    return distinct(_parsed(path, _read(path)))
+    return distinct(Content.of(path, read_content(path)).rows)
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
@@ -119,47 +148,91 @@ def load_rows(path: Path) -> polars.DataFrame:
     return polars.DataFrame(records, schema_overrides=types, infer_schema_length=None)
 
 
-def _read(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
+    """All that is in a file."""
     try:
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
-    start = content[: len(START)].rstrip(b"\0")
-    if not START.startswith(start):
-        raise BuffetError(f"{path}: line 1 is not a row of a sweep; give another file")
-    return content[: _whole(content)]
 
 
-def _whole(content: bytes) -> int:
-    """The length of the complete lines: without what follows the last newline, or lines never written."""
-    end = content.rfind(b"\n") + 1
-    while end:
-        start = content.rfind(b"\n", 0, end - 1) + 1
-        with suppress(ValueError, RecursionError):
-            json.loads(content[start:end])
-            break
-        end = start
-    return end
+@dataclass(frozen=True)
+class Content:
+    """What a file of rows holds: its rows in order, and how many bytes they take; a torn end follows."""
+
+    rows: tuple[Row, ...]
+    size: int
+    ended: bool = True  # False: the newline of the last row is missing
+
+    @classmethod
+    def of(cls, path: Path, content: bytes) -> Content:
+        """The rows in `content`: every line as it was written, but for a torn end. Anything else is refused.
+
+        A last line that lacks nothing but its newline is a row like the others.
+        """
+        *lines, end = content.split(b"\n")
+        rows = tuple(_row(path, number, line) for number, line in enumerate(lines, 1))
+        size = len(content) - len(end)
+        if _is_torn(end, bool(rows)):
+            return cls(rows, size)
+        last = end.rstrip(b"\0")
+        return cls((*rows, _row(path, len(lines) + 1, last)), size + len(last), ended=False)
 
 
-def _parsed(path: Path, content: bytes) -> Iterator[Row]:
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            yield Row.model_validate_json(line)
-        except ValidationError as error:
-            raise BuffetError(f"{path}: line {number} is not a row of a sweep: {explain(error)}") from None
+def _row(path: Path, number: int, line: bytes) -> Row:
+    """The row on a line, as it was written, or else one line that says what is wrong with it."""
+    where = f"{path}: line {number}"
+    parts = CHECKED.fullmatch(line)
+    if not parts and (not line.startswith(START) or b'"check":' in line):
+        part = "ends" if line.startswith(START) else "begins"
+        found = show((line[-40:] if part == "ends" else line[:40]).decode(errors="replace"))
+        raise BuffetError(f"{where} is not a row of a sweep: it {part} with {found}; {MEND}")
+    if parts and parts[2] != _check(parts[1]):
+        raise BuffetError(f"{where} is not what was written there: its check does not fit; {MEND}")
+    try:
+        row = Row.model_validate_json(line)
+    except ValidationError as error:
+        raise BuffetError(f"{where} is not a row of a sweep: {explain(error)}; {MEND}") from None
+    if not parts:
+        raise BuffetError(
+            f"{where} has no check, as in files of earlier versions: nothing shows that its numbers are those"
+            " that were written; read it with the version that wrote it, or run the sweep into another file"
+        )
+    return row
+
+
+def _is_torn(end: bytes, after_rows: bool) -> bool:
+    """Whether `end`, behind the last newline, is what an interrupted append leaves: nothing, or a torn end.
+
+    That is the beginning of one line of JSON, never a whole object, and then nothing or NUL bytes. Where no
+    row goes before it, it has to be long enough to be told from a file of something else.
+    """
+    if not end:
+        return True
+    text = end.rstrip(b"\0")
+    begins = START.startswith(text[: len(START)]) if after_rows else FIRST.match(text)
+    if not begins or not re.fullmatch(rb"[ -~]*", text) or CHECKED.match(text):
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text.decode())
+    except json.JSONDecodeError:
+        return True
+    except (ValueError, RecursionError):  # numbers and nesting beyond what any row has
+        return False
+    return False
 
 
 class RowFile:
     """A file of rows that this process alone writes; made by `open_rows`."""
 
-    def __init__(self, path: Path, descriptor: int, rows: Sequence[Row], size: int) -> None:
-        self.path, self.rows = path, tuple(rows)
-        self._descriptor, self._size = descriptor, size
+    def __init__(self, path: Path, descriptor: int, content: Content) -> None:
+        self.path, self.rows = path, tuple(distinct(content.rows))
+        self._descriptor, self._size, self._ended = descriptor, content.size, content.ended
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write the rows; when this returns they are on the disk, and if it raises none of them is."""
-        data = "".join(row.line() for row in rows).encode()
+        lines = "".join(row.line() for row in rows)
+        data = (lines if self._ended else "\n" + lines).encode()
         try:
             rest = memoryview(data)
             while rest:
@@ -172,12 +245,16 @@ class RowFile:
                 f"{self.path}: cannot be written: {error.strerror}; mend that and run the same command"
                 " again, it continues"
             ) from None
-        self._size += len(data)
+        self._size, self._ended = self._size + len(data), True
 
 
 @contextmanager
 def open_rows(path: Path) -> Iterator[RowFile]:
-    """The file of rows, made if there is none, its torn end cut off, locked against a second writer."""
+    """The file of rows, made if there is none, locked against a second writer.
+
+    All of it is checked first, and refused untouched if it is anything but rows; only then its torn end is
+    cut off.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     except FileNotFoundError:
@@ -185,6 +262,8 @@ def open_rows(path: Path) -> Iterator[RowFile]:
     except OSError as error:
         raise BuffetError(f"{path}: cannot be written: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BuffetError(f"{path}: is not a regular file; use another out")
         try:
             # The system gives the lock back however this process ends.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,12 +273,23 @@ def open_rows(path: Path) -> Iterator[RowFile]:
             ) from None
         except OSError as error:
             raise BuffetError(f"{path}: cannot be locked: {error.strerror}; use a local disk") from None
-        content = _read(path)
-        os.ftruncate(descriptor, len(content))
-        _sync_directory(path.parent)
-        yield RowFile(path, descriptor, distinct(_parsed(path, content)), len(content))
+        yield RowFile(path, descriptor, _mended(path, descriptor))
     finally:
         os.close(descriptor)
+
+
+def _mended(path: Path, descriptor: int) -> Content:
+    """What an open file holds; only once all of it has turned out to be rows its torn end is cut off."""
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            found = file.read()
+        content = Content.of(path, found)
+        if len(found) > content.size:
+            os.ftruncate(descriptor, content.size)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise BuffetError(f"{path}: cannot be written: {error.strerror}") from None
+    return content
 
 
 def _sync_directory(directory: Path) -> None:

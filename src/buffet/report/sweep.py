@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buffet.errors import BuffetError
-from buffet.experiments.rows import Row, distinct, read_rows
+from buffet.experiments.rows import Content, Row, distinct, read_content
 from buffet.experiments.summary import FAIR, GOOD
 from buffet.report.answer import norm_name
 from buffet.report.headline import best_of, headline
@@ -40,11 +40,12 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Row], list[Source]]:
     rows: list[Row] = []
     sources = []
     for path in paths:
-        found = read_rows(path)
+        content = read_content(path)  # once: a sweep may be writing it meanwhile
+        found = distinct(Content.of(path, content).rows)
         if not found:
             raise BuffetError(f"{path}: has no rows yet")
         rows += found
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(content).hexdigest()
         sources.append(Source(os.path.basename(path), digest, len(found)))
     return distinct(rows), sources
 
