@@ -22,6 +22,7 @@ from buffet.bounds.choices import Shares
 from buffet.bounds.scene import Scene
 from buffet.branching import check_cuttable
 from buffet.errors import BuffetError
+from buffet.files import write_atomically
 from buffet.learning.control import Control
 from buffet.learning.lessons import Memory
 from buffet.loading import Model
@@ -29,7 +30,6 @@ from buffet.methods import Method, method_named
 from buffet.program import Node, Pool, Program
 from buffet.proof import ROOMS, Proof, Tensors, prove
 from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
-from buffet.report import write_atomically
 from buffet.verify import QUICK_RIVALS, Engine, clean_answer, sized, tree_of_proofs
 from buffet_checker import BadInputError
 from buffet_checker.certificate import KEY, SCHEMA

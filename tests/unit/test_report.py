@@ -5,26 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import os
 import re
 from decimal import Decimal
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffet.errors import BuffetError
 from buffet.report import (
     RAMP,
     CertifyReport,
-    check_writable,
     render_html,
     shades,
     shown,
     together,
-    write_atomically,
 )
 from buffet.report.scale import Scale, ink
 from buffet.rounding import round_down, round_up
@@ -215,30 +210,3 @@ def test_verdicts_together() -> None:
     assert together(["certified", "unknown"]) == "unknown"
     assert together(["certified", "unknown", "falsified"]) == "falsified"
     assert together([]) == "unknown"
-
-
-def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
-    target = tmp_path / "page.html"
-    check_writable(target)
-    assert list(tmp_path.iterdir()) == []
-    write_atomically(target, "one")
-    write_atomically(target, "two ∞")
-    assert target.read_text(encoding="utf-8") == "two ∞"
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(target, "broken \ud800")
-    assert target.read_text(encoding="utf-8") == "two ∞"
-    link = tmp_path / "link.html"
-    link.symlink_to(target)
-    write_atomically(link, "three")
-    assert link.is_symlink()
-    assert target.read_text() == "three"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "page.html"]
-
-
-def test_paths_that_cannot_be_written_are_refused_early(tmp_path: Path) -> None:
-    with pytest.raises(BuffetError, match="not a file"):
-        check_writable(tmp_path)
-    with pytest.raises(BuffetError, match="no directory"):
-        check_writable(tmp_path / "missing" / "page.html")
-    with pytest.raises(BuffetError, match="not a file"):
-        check_writable(Path(os.devnull))

@@ -19,8 +19,8 @@ from buffet.cli.options import DEVICE_HELP, parse_memory
 from buffet.cli.terminal import print_json, print_table, progress_bar
 from buffet.devices import device_named
 from buffet.errors import BuffetError
+from buffet.files import write_atomically
 from buffet.peers import Rivalry, peer_named, run_rivals
-from buffet.report import write_atomically
 
 EXAMPLES = (
     "buffet bench",

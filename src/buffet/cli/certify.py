@@ -21,14 +21,11 @@ from buffet.cli.request import Request, certify_to, run
 from buffet.cli.terminal import print_json, print_report, progress_bar
 from buffet.devices import device_named
 from buffet.errors import BuffetError
+from buffet.files import check_writable, write_atomically
 from buffet.learning.plans import MODES
 from buffet.learning.starts import STARTS
 from buffet.loading import DEFAULT
-from buffet.report import (
-    check_writable,
-    render_html,
-    write_atomically,
-)
+from buffet.report import render_html
 from buffet.strategies import STRATEGIES
 from buffet.verify import checked_budget
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from buffet.errors import BuffetError
-from buffet.report.files import check_writable, write_atomically
+from buffet.files import check_writable, write_atomically
 from buffet.report.sweep import read_sources, sweep_page
 
 EXAMPLES = (

@@ -20,6 +20,7 @@ from buffet.cli.options import (
     parse_label,
     parse_words,
 )
+from buffet.files import write_atomically
 from buffet.learning.control import Control
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
 from buffet.loading.images import pixel_box
@@ -35,7 +36,6 @@ from buffet.report import (
     Token,
     Versions,
     together,
-    write_atomically,
 )
 from buffet.search import radius
 from buffet.tracing import MarginTrace

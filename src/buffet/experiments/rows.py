@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from buffet.errors import BuffetError
+from buffet.files import sync_directory
 from buffet.loading.config import explain, show
 from buffet.report import Versions
 
@@ -286,16 +287,7 @@ def _mended(path: Path, descriptor: int) -> Content:
         content = Content.of(path, found)
         if len(found) > content.size:
             os.ftruncate(descriptor, content.size)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise BuffetError(f"{path}: cannot be written: {error.strerror}") from None
     return content
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make sure that a new file is still there after a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

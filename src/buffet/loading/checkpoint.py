@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from buffet.errors import BuffetError
+from buffet.files import rename_synced, sync_directory, write_synced
 
 WEIGHTS = "model.safetensors"
 # What a checkpoint directory holds; nothing else in such a directory is ever replaced or removed.
@@ -34,22 +35,23 @@ def check_target(directory: Path, *, overwrite: bool) -> None:
 def write_checkpoint(
     directory: Path, texts: Mapping[str, str], tensors: Mapping[str, Tensor], *, overwrite: bool = False
 ) -> None:
-    """Write a whole checkpoint or nothing: a temporary directory beside the target is renamed at the end."""
+    """Write a whole checkpoint or nothing: a directory beside the target is renamed once on the disk."""
     check_target(directory, overwrite=overwrite)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         new, old = partial / "new", partial / "old"
         new.mkdir()
-        (new / WEIGHTS).write_bytes(serialise(tensors))
+        write_synced(new / WEIGHTS, serialise(tensors))
         for name, text in texts.items():
-            (new / name).write_text(text, encoding="utf-8")
+            write_synced(new / name, text)
+        sync_directory(new)
         if directory.exists():
             directory.rename(old)
         try:
-            new.rename(directory)
+            rename_synced(new, directory)
         except OSError:
-            if old.exists():
+            if old.exists() and not directory.exists():
                 old.rename(directory)
             raise
     finally:

@@ -19,7 +19,6 @@ from buffet.report.answer import (
     together,
 )
 from buffet.report.certify import render_html
-from buffet.report.files import check_writable, write_atomically
 from buffet.report.scale import RAMP
 
 __all__ = [
@@ -33,10 +32,8 @@ __all__ = [
     "Token",
     "Verdict",
     "Versions",
-    "check_writable",
     "render_html",
     "shades",
     "shown",
     "together",
-    "write_atomically",
 ]

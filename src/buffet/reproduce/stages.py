@@ -18,7 +18,7 @@ from buffet.errors import BuffetError
 from buffet.experiments import Progress, Row, SweepConfig, read_rows, sweep
 from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
-from buffet.report import write_atomically
+from buffet.files import write_atomically
 from buffet.reproduce import scales
 from buffet.reproduce.figures import check_drawing, figures
 from buffet.reproduce.index import index_page

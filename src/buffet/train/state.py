@@ -6,7 +6,6 @@ A run that takes it up again ends with the very weights of a run that was never 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from buffet.errors import BuffetError
+from buffet.files import rename_synced, write_synced
 from buffet.loading.config import explain, one_line
 
 
@@ -78,9 +78,9 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(f".{self.path.name}.partial")
         metadata = {"at": json.dumps(asdict(snapshot.at)), "identity": json.dumps(dict(self.identity))}
-        # `save_file` would leave a file of a random name behind if the run is killed in it.
-        partial.write_bytes(save(dict(snapshot.tensors), metadata))
-        os.replace(partial, self.path)
+        # Always under one name: a run that is killed here leaves a single such file behind, not many.
+        write_synced(partial, save(dict(snapshot.tensors), metadata))
+        rename_synced(partial, self.path)
 
     def load(self) -> Snapshot | None:
         """The last snapshot, None if there is none; that of another run is refused."""
