@@ -165,6 +165,22 @@ def test_other_precisions_become_float32(dtype: torch.dtype) -> None:
     assert next(module.parameters()).dtype == dtype
 
 
+def test_a_module_in_double_precision_is_taken_only_where_nothing_is_rounded() -> None:
+    module = classifier("bert").double()
+    load(module)
+    with torch.no_grad():
+        module.classifier.weight[0, 0] += 2**-50
+    with pytest.raises(BuffetError, match=r"tensor classifier\.weight is float64, and float32 would round 1"):
+        load(module)
+    load(module.float())
+
+
+def test_a_module_of_several_precisions_is_taken() -> None:
+    module = classifier("bert")
+    module.classifier.to(torch.bfloat16)
+    assert load(module).tensors["classifier.weight"].equal(module.classifier.weight.float())
+
+
 def test_a_module_that_computes_something_else_is_refused() -> None:
     class Doubled(transformers.BertForSequenceClassification):  # type: ignore[misc, name-defined]
         def forward(self, *args: Any, **kwargs: Any) -> Any:

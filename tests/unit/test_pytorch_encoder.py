@@ -14,6 +14,7 @@ import buffet.loading.pytorch as documented
 from buffet.errors import BuffetError
 from buffet.loading import EncoderClassifier, load
 from buffet.loading.tokenizer import word_level
+from buffet.program import Affine
 
 WIDTH, VOCABULARY, POSITIONS = 12, 30, 10
 
@@ -134,3 +135,25 @@ def test_what_cannot_be_expressed_is_refused() -> None:
             load(module)
         assert complaint in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_double_precision_is_taken_only_where_nothing_is_rounded() -> None:
+    module = build().double()
+    load(module)
+    with torch.no_grad():
+        module.encoder.layers[1].linear1.bias[0] = 0.1
+    name = r"bert\.encoder\.layer\.1\.intermediate\.dense\.bias"
+    with pytest.raises(BuffetError, match=rf"EncoderClassifier: tensor {name} is float64, .* round 1 of its"):
+        load(module)
+    load(module.float())
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-12, 0.1])
+def test_the_eps_of_a_norm_is_used_as_it_is(eps: float) -> None:
+    model = load(build({"layer_norm_eps": eps}))
+    assert model.config.layer_norm_eps == eps
+    constants = [
+        node.op.bias for node in model.program64.nodes if isinstance(node.op, Affine) and node.op.least == eps
+    ]
+    assert len(constants) == 4
+    assert all(constant.tolist() == [eps] for constant in constants)  # in float64, to the last bit

@@ -7,11 +7,13 @@ import math
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from buffet.loading import load
 from checkpoints import QUERY, config_of, random_tensors, refusal, write
@@ -56,13 +58,73 @@ def test_other_float_types_become_float32(tmp_path: Path, dtype: torch.dtype) ->
     assert torch.equal(model.tensors[QUERY], tensors[QUERY].float())
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_number_of_sixteen_bits_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+    """All of them are numbers of float32 too, the smallest included: proofs are about weights as stored."""
+    patterns = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    words = patterns.where(patterns.isfinite(), 0).reshape(-1, 8)
+    name = "bert.embeddings.word_embeddings.weight"
+    tensors = {**random_tensors(config_of()), name: words}
+    model = load(write(tmp_path / "m", tensors, vocab_size=len(words)), check=False)
+    read = model.tensors[name]
+    bits = torch.finfo(dtype).bits
+    assert read.dtype == torch.float32
+    assert torch.equal(read.double(), words.double())
+    assert len(read.unique()) == len(words.view(torch.int16).unique()) - 1 > 2**bits * 0.9  # ±0 are one
+
+
+def in_file(tensors: dict[str, Tensor], directory: Path) -> Path:
+    return write(directory, tensors)
+
+
+def in_torch_file(tensors: dict[str, Tensor], directory: Path) -> Path:
+    (write(directory, tensors) / "model.safetensors").unlink()
+    torch.save(tensors, directory / "pytorch_model.bin")
+    return directory
+
+
+def in_shards(tensors: dict[str, Tensor], directory: Path) -> Path:
+    (write(directory, tensors) / "model.safetensors").rename(directory / "part.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "part.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return directory
+
+
+@pytest.mark.parametrize("stored", [in_file, in_torch_file, in_shards])
+def test_float64_is_taken_only_where_nothing_is_rounded(
+    stored: Callable[[dict[str, Tensor], Path], Path], tmp_path: Path
+) -> None:
+    exact = {name: tensor.double() for name, tensor in random_tensors(config_of()).items()}
+    model = load(stored(exact, tmp_path / "exact"))
+    assert torch.equal(model.tensors[QUERY].double(), exact[QUERY])
+    for value in (1 / 3, 1 + 2**-52, 1e-50):  # 1e-50 would become 0
+        rounded = exact[QUERY].clone()
+        rounded[3, 2] = value
+        directory = stored({**exact, QUERY: rounded}, tmp_path / f"{value}")
+        message = refusal(directory)
+        assert f"{directory}: tensor {QUERY} is float64, and float32 would round 1 of its values" in message
+        assert "convert the model to float32, save it again and deploy that" in message
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+)
 def test_quantised_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = random_tensors(config_of())
     tensors[QUERY] = tensors[QUERY].to(dtype)
     message = refusal(write(tmp_path / "m", tensors))
     assert QUERY in message
     assert "supported: F64, F32, F16, BF16" in message
+
+
+@pytest.mark.parametrize("change", [Tensor.to_sparse, lambda tensor: tensor.to("meta")])
+def test_tensors_that_are_not_all_there_are_refused(
+    tmp_path: Path, change: Callable[[Tensor], Tensor]
+) -> None:
+    tensors = random_tensors(config_of())
+    directory = in_torch_file(tensors, tmp_path / "m")
+    torch.save({**tensors, QUERY: change(tensors[QUERY])}, directory / "pytorch_model.bin")
+    assert "sparse or quantised weights are not supported" in refusal(directory)
 
 
 def test_the_position_buffer_of_older_exports_is_ignored(tmp_path: Path) -> None:

@@ -64,8 +64,7 @@ def largest_difference(got: Tensor, expected: Tensor, where: str) -> float:
 @contextmanager
 def as_float32(module: nn.Module) -> Iterator[nn.Module]:
     """The module on the CPU in float32 without dropout; the one given is left as it was."""
-    first = next(module.parameters())
-    if first.dtype != torch.float32 or first.device.type != "cpu":
+    if any(part.dtype != torch.float32 or part.device.type != "cpu" for part in module.parameters()):
         module = copy.deepcopy(module).to("cpu", torch.float32)
     training = [part for part in module.modules() if part.training]
     try:

@@ -29,7 +29,7 @@ FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# Stored types that become float32 (float64 is rounded); everything else is refused.
+# Stored types that become float32; everything else is refused, and so is a value that float32 would round.
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # The first release whose weights_only reader has no known way to run code or to corrupt memory.
 SAFE_TORCH = "2.10"
@@ -129,17 +129,26 @@ def _open_torch(path: Path) -> dict[str, Stored]:
 
 def in_memory(tensors: Mapping[str, object]) -> dict[str, Stored]:
     """Tensors that are there already; other objects, such as packed quantised weights, by their type only."""
-    names = {dtype: name for name, dtype in FLOATS.items()}
     return {
-        name: Stored(names.get(value.dtype, str(value.dtype)), tuple(value.shape), value.detach)
+        name: Stored(_type(value), tuple(value.shape), value.detach)
         if isinstance(value, Tensor)
         else Stored(type(value).__name__, (), torch.Tensor)
         for name, value in tensors.items()
     }
 
 
+def _type(tensor: Tensor) -> str:
+    """The name of a stored type; sparse tensors, and those without data, have types of their own."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return "meta (no data)" if tensor.is_meta else str(tensor.layout)
+    return next((name for name, dtype in FLOATS.items() if dtype == tensor.dtype), str(tensor.dtype))
+
+
 def read_tensors(stored: Mapping[str, Stored], architecture: Architecture, where: str) -> dict[str, Tensor]:
-    """The float32 tensors of an architecture, by BERT's names: all of them, no other, every value finite."""
+    """The float32 tensors of an architecture, by BERT's names: all of them, no other, every value finite.
+
+    Every value is the one that is stored: a model proven with rounded weights would not be the one deployed.
+    """
     found: dict[str, str] = {}
     for key in stored:
         if (name := architecture.name(key)) is None:
@@ -151,7 +160,7 @@ def read_tensors(stored: Mapping[str, Stored], architecture: Architecture, where
     for key in found.values():
         if (dtype := stored[key].dtype) not in FLOATS:
             raise BuffetError(
-                f"{where}: tensor {key} has type {dtype}: quantised weights are not supported; "
+                f"{where}: tensor {key} has type {dtype}: sparse or quantised weights are not supported; "
                 f"supported: {', '.join(FLOATS)}"
             )
     _check_names(set(found), set(shapes), found, where)
@@ -162,10 +171,21 @@ def read_tensors(stored: Mapping[str, Stored], architecture: Architecture, where
             raise BuffetError(
                 f"{where}: tensor {key} has shape {list(shape)}, the configuration says {list(expected)}"
             )
-        tensors[name] = tensor = stored[key].read().detach().to("cpu", torch.float32, copy=True)
-        if bad := int((~torch.isfinite(tensor)).sum()):
-            raise BuffetError(f"{where}: tensor {key} has {bad} non-finite values (NaN or inf in float32)")
+        tensors[name] = _in_float32(stored[key].read().detach().cpu(), f"{where}: tensor {key}")
     return architecture.complete(tensors)
+
+
+def _in_float32(original: Tensor, where: str) -> Tensor:
+    """A copy with the very values of `original`, all of them finite; numbers of F16 and BF16 always fit."""
+    tensor = original.to(torch.float32, copy=True)
+    if bad := int((~torch.isfinite(tensor)).sum()):
+        raise BuffetError(f"{where} has {bad} non-finite values (NaN or inf in float32)")
+    if lost := int((tensor.to(original.dtype) != original).sum()):
+        raise BuffetError(
+            f"{where} is float64, and float32 would round {lost} of its values, but proofs are about weights "
+            "as stored: convert the model to float32, save it again and deploy that"
+        )
+    return tensor
 
 
 def _check_names(found: set[str], wanted: set[str], keys: Mapping[str, str], where: str) -> None:
