@@ -87,7 +87,8 @@ def test_a_file_that_is_none_is_refused_and_untouched(tmp_path: Path) -> None:
     contents = ('models = ["tiny"]', "sentence\tlabel\n", '{"a": 1}\n', '{"key":"a"}\n', '{"key":"a"}', "\n")
     for content in (*contents, '{"key":"', '{"key":"abc', '{"key":"a","status":"ok","reason":null}', "x"):
         refused(path, content, "line 1 is not a row", "give another file")
-    for content in (b"\0" * 8, b"\0" * 4096, b"\0" * 8 + b"data", b'{"key":"\0\0', b"\xff\xfe", b"\x80\0\n"):
+    refused(path, b"\0" * 8, "line 1 is not a row", r"begins with '\x00\x00")
+    for content in (b"\0" * 4096, b"\0" * 8 + b"data", b'{"key":"\0\0', b"\xff\xfe", b"\x80\0\n"):
         refused(path, content, "line 1 is not a row", "give another file")
 
 

@@ -39,9 +39,7 @@ FIRST = re.compile(rb'\{"key":"[^"\\]+","status":"[a-z]+","reason":')
 """How an unfinished line begins that is all there is of a file: nobody else's file does by accident."""
 CHECKED = re.compile(rb'(\{.*),"check":"([0-9a-f]{16})"\}')
 """A whole line, in two groups: what is checked, and its check."""
-MEND = (
-    "nothing was changed: put the line right or remove it (its task is then done again), or give another file"
-)
+MEND = "left as it is: put the line right or remove it (its task is then done again), or give another file"
 
 
 def _norm(text: str) -> str:
@@ -176,7 +174,7 @@ class Content:
         size = len(content) - len(end)
         if _is_torn(end, bool(rows)):
             return cls(rows, size)
-        last = end.rstrip(b"\0")
+        last = end.rstrip(b"\0") or end
         return cls((*rows, _row(path, len(lines) + 1, last)), size + len(last), ended=False)
 
 
