@@ -205,8 +205,7 @@ def prove(
         last: list[tuple[Tensor, Recorder | None]] = []
         if propagation.margin == "stops":
             last.append((margins(bounds, propagation)[0], None))
-        final = [learned[root]] if root in learned else []
-        for shares in ([{}, *final] if propagation.margin == "input" else final) if not end_to_end else []:
+        for shares in _last_choices(learned.get(root), end_to_end, propagation.margin == "input"):
             own = Recorder(Relaxer(method.product, shares))
             fresh = bounds.relaxed(own, torch.float64)
             lower = fresh.margin(fresh.locals)
@@ -217,6 +216,22 @@ def prove(
     stops = sorted(bounds.forms) if chosen is None else []
     proof.derive(bounds, [root], stops, proof.keep(chosen.chosen) if chosen else 0, False)
     return proof
+
+
+def _last_choices(
+    learned: Mapping[int, Shares] | None, end_to_end: bool, to_the_input: bool
+) -> list[Mapping[int, Shares]]:
+    """Choices that the margins are substituted to the input with, one set after the other.
+
+    What is learned end to end is what the boxes were made with: there are no other choices to try, and none
+    at all where margins stop at forms, as those were made with it too.
+    """
+    plain: list[Mapping[int, Shares]] = [{}] if to_the_input else []
+    if learned is None:
+        return plain
+    if end_to_end:
+        return [learned] if to_the_input else []
+    return [*plain, learned]
 
 
 def _plan(proof: Proof, bounds: Bounds, method: Method) -> None:

@@ -104,6 +104,17 @@ def test_learned_choices_are_used_where_they_are_needed(tmp_path: Path) -> None:
         holds(model, ball.with_eps(size), checked(model, ball.with_eps(size), method))
 
 
+@pytest.mark.parametrize("propagation", ["backward", "baf+backward"])
+def test_choices_learned_end_to_end_are_used_where_they_are_needed(propagation: str, tmp_path: Path) -> None:
+    """The same for margins that are substituted to the input."""
+    model = buffet.load(write_variant(tmp_path / "model", PLAIN, 1))
+    method = method_named("o-backward", propagation=propagation, steps=15)
+    ball = buffet.LpBall(model.embed(TEXT), [2], 2)
+    size = buffet.radius(model, ball, method.plain(), attack=False).certified * 1.005
+    assert buffet.verify(model, ball, size, method.plain(), falsify=False).verdict != "certified"
+    holds(model, ball.with_eps(size), checked(model, ball.with_eps(size), method))
+
+
 def test_a_small_campaign(tmp_path: Path) -> None:
     tally, rng = Tally(), np.random.default_rng(0)
     for _, task in zip(range(5), small_tasks(tmp_path), strict=False):
