@@ -210,8 +210,8 @@ def verify(
 
 
 def proven(margins: Float[Tensor, "tasks others"]) -> Tensor:
-    """Which tasks their margins prove; NaN and infinity prove nothing."""
-    return ((margins > 0) & margins.isfinite()).all(-1)
+    """Which tasks their margins prove; NaN, infinity and no margin at all prove nothing."""
+    return ((margins > 0) & margins.isfinite()).all(-1) & (margins.shape[-1] > 0)
 
 
 def checked_budget(budget: float) -> float:
@@ -388,7 +388,11 @@ def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[
         raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
     logits = model.program64.evaluate(x)
     classes = logits.shape[-1]
-    if label is not None and label not in range(classes):  # whatever it is
+    if classes < 2:
+        raise BuffetError(
+            "the model has one class: no move changes its answer, and there is nothing to prove"
+        )
+    if label is not None and (isinstance(label, bool) or label not in range(classes)):  # whatever it is
         raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
     label = int(logits.argmax() if label is None else label)
     others = torch.cat([logits[:label], logits[label + 1 :]])

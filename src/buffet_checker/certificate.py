@@ -98,8 +98,8 @@ def read_certificate(content: bytes, where: str) -> Certificate:
     if KEY not in stored.metadata:
         raise BadInputError(f"{where}: no certificate: its metadata have no {KEY!r}")
     head = parse_json(stored.metadata[KEY], where)
-    if not isinstance(head, dict) or head.get("schema") != SCHEMA:
-        found = head.get("schema") if isinstance(head, dict) else None
+    found = head.get("schema") if isinstance(head, dict) else None
+    if type(found) is not int or found != SCHEMA:
         raise BadInputError(f"{where}: schema {found!r:.20}; this checker reads schema {SCHEMA}")
     keys = _object(head, "head", {"schema", "model", "input", "label", "claims"}, {"made"})
     model = _object(keys["model"], "model", {"config.json", "model.safetensors"})

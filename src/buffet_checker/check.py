@@ -55,7 +55,10 @@ def check(certificate: str | Path, model: str | Path) -> Result:
     arithmetic with its stored weights, has a larger logit for the label than for any other class, by at least
     the margins. Raises `BadInputError` for files that cannot be judged.
     """
-    return judge(read_bytes(Path(certificate)), str(certificate), read_checkpoint(Path(model)))
+    try:
+        return judge(read_bytes(Path(certificate)), str(certificate), read_checkpoint(Path(model)))
+    except MemoryError:
+        raise BadInputError(f"{certificate}: not enough memory to check it: it is not judged") from None
 
 
 def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
@@ -77,7 +80,7 @@ def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
     except RejectedError as error:
         return Result(False, str(error), label, (), time.perf_counter() - begin)
     except MemoryError:
-        raise BadInputError(f"{where}: not enough memory to check it") from None
+        raise BadInputError(f"{where}: not enough memory to check it: it is not judged") from None
     return Result(True, "", label, tuple(proofs), time.perf_counter() - begin)
 
 

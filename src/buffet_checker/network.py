@@ -23,7 +23,7 @@ import numpy as np
 from buffet_checker.balls import Array, Ball
 from buffet_checker.errors import BadInputError
 from buffet_checker.functions import FUNCTIONS
-from buffet_checker.storage import parse, parse_json, read_bytes, sha256
+from buffet_checker.storage import LARGEST_FILE, LARGEST_TEXT, parse, parse_json, read_bytes, sha256
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -41,12 +41,21 @@ FIXED: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "quantization_config": (None,),
     "pruned_heads": ({}, None),
+    "problem_type": (None, "single_label_classification"),  # of others the largest logit is no answer
+    "embedding_norm": (True, False),
+    "final_norm": (True, False, None),
     "layer_norm": ("standard", "no_var"),
     "norm_position": ("post", "pre"),
     "pooling": ("cls", "mean"),
     "head_act": (None, "none", "tanh", "relu", "gelu"),
 }
-DEFAULTS = {"model_type": "bert", "layer_norm": "standard", "norm_position": "post", "pooling": "cls"}
+DEFAULTS = {
+    "model_type": "bert",
+    "layer_norm": "standard",
+    "norm_position": "post",
+    "pooling": "cls",
+    "embedding_norm": True,
+}
 FILES = ("config.json", "model.safetensors")
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 
@@ -92,15 +101,17 @@ class Checkpoint:
 
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Read config.json and model.safetensors; whatever this checker does not know is refused."""
-    contents = {name: read_bytes(directory / name) for name in FILES}
+    limits = {"config.json": LARGEST_TEXT, "model.safetensors": LARGEST_FILE}
+    contents = {name: read_bytes(directory / name, limits[name]) for name in FILES}
     where = str(directory / FILES[0])
     raw = parse_json(contents[FILES[0]], where)
     if not isinstance(raw, dict):
         raise BadInputError(f"{where}: expected an object")
     config = {**DEFAULTS, **raw}
     for key, allowed in FIXED.items():
-        if config.get(key) not in allowed:
-            raise BadInputError(f"{where}: {key} {config[key]!r:.60} is not supported by the checker")
+        found = config.get(key)
+        if not any(type(found) is type(value) and found == value for value in allowed):  # 0 is not False
+            raise BadInputError(f"{where}: {key} {found!r:.60} is not supported by the checker")
     if config.get("hidden_act", "gelu") not in list(ACTIVATIONS):  # it may be no text
         raise BadInputError(
             f"{where}: hidden_act {config['hidden_act']!r:.60} is not supported by the checker"
@@ -131,7 +142,22 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     for name, axes in (("classifier.bias", 1), (POSITIONS, 2)):
         if name not in tensors or tensors[name].ndim != axes:
             raise BadInputError(f"{directory / FILES[1]}: {name} is missing, or no table of its kind")
+    classes = len(tensors["classifier.bias"])
+    if classes < 2:
+        raise BadInputError(f"{directory / FILES[1]}: has 1 class, so there is no answer to change")
+    _check_labels(config.get("id2label"), classes, where)
     return Checkpoint(config, tensors, {name: sha256(content) for name, content in contents.items()})
+
+
+def _check_labels(names: Any, classes: int, where: str) -> None:
+    """The names of classes, if there are any, are a text for each."""
+    if names is None:
+        return
+    wanted = {str(number) for number in range(classes)}
+    if not isinstance(names, dict) or names.keys() != wanted:
+        raise BadInputError(f"{where}: id2label does not name the classes 0 to {classes - 1}")
+    if not all(isinstance(name, str) for name in names.values()):
+        raise BadInputError(f"{where}: id2label holds something else than texts")
 
 
 class Builder:
@@ -232,7 +258,7 @@ def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[
     """The network from embedding rows to ``logit[label] − logit[other]``, and its reference values."""
     config, net = checkpoint.config, Builder(checkpoint, rows, graph)
     x, width = 0, config["hidden_size"]
-    if config.get("embedding_norm", True):
+    if config["embedding_norm"]:
         x = net.norm(x, "bert.embeddings.LayerNorm", "embedding norm")
     if rows.shape[1] != width:
         x = net.dense(x, "bert.embeddings_project", width, "embedding projection")

@@ -1,4 +1,4 @@
-"""Reads safetensors files: eight bytes of length, a JSON header, and the arrays, nothing else.
+"""Reads regular files of bounded size, and safetensors in them: a header and arrays, nothing else.
 
 The reader is strict, as a certificate may be hostile: names are unique, arrays lie one after the other and
 fill the file, types are known, sizes are what the shapes say. Nothing is allocated before that is checked.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ import numpy.typing as npt
 from buffet_checker.errors import BadInputError
 
 TYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+LARGEST_FILE, LARGEST_TEXT = 16 << 30, 64 << 20
+"""Bytes of a file that is read at all: of weights or a certificate, and of JSON or a vocabulary."""
 LARGEST_HEADER = 64 << 20
 LARGEST_AXES = 8
 
@@ -31,13 +35,33 @@ class Stored:
     metadata: dict[str, str]
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, limit: int = LARGEST_FILE) -> bytes:
+    """The content of a regular file, or of one that a link leads to.
+
+    Devices, pipes and directories are refused unopened, as reading them may never end.
+    """
     try:
-        return path.read_bytes()
+        _check_regular(path, os.stat(path), limit)
+        # should it become a pipe in the meantime, opening it does not wait for a writer
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as file:
+            found = os.fstat(handle)
+            _check_regular(path, found, limit)
+            content = file.read(found.st_size + 1) or b""
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # no name of a file
         raise BadInputError(f"{str(path)!r:.80}: cannot be read: {error}") from None
+    if len(content) != found.st_size:
+        raise BadInputError(f"{path}: cannot be read: its size changes while it is read")
+    return content
+
+
+def _check_regular(path: Path, found: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise BadInputError(f"{path}: cannot be read: not a regular file")
+    if found.st_size > limit:
+        raise BadInputError(f"{path}: has {found.st_size} bytes, larger than the {limit} that are read")
 
 
 def sha256(content: bytes) -> str:

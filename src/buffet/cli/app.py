@@ -137,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         return _fail(f"{error.filename}: {reason}" if error.filename else reason)
+    except MemoryError:
+        return _fail("not enough memory: nothing is claimed; see --memory, or take a smaller task")
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", code=130)
     return code if isinstance(code, int) else 0

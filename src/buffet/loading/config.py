@@ -27,6 +27,7 @@ Layers = Annotated[int, Field(ge=1, le=1_000, strict=True)]
 Rows = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Classes = Annotated[int, Field(ge=2, le=100_000, strict=True)]
 Small = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
 # Keys whose other values describe a different network: key -> (allowed values, what to say).
 FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -68,15 +69,15 @@ class ModelConfig(BaseModel):
     # None: as BERT has it, tanh after "cls" and no layer after "mean".
     head_act: Literal["tanh", "relu", "gelu", "none"] | None = None
     embedding_size: Width | None = None  # of the embedding rows, if they are projected to hidden_size
-    embedding_norm: bool = True  # a LayerNorm before the first block
-    final_norm: bool | None = None  # one after the last block; None: for "pre" only
+    embedding_norm: Flag = True  # a LayerNorm before the first block
+    final_norm: Flag | None = None  # one after the last block; None: for "pre" only
 
     @model_validator(mode="before")
     @classmethod
     def _fixed(cls, raw: Any) -> Any:
         """Refuse other kinds of network before their foreign keys are looked at."""
         for key, (allowed, reason) in FIXED.items():
-            if raw.get(key) not in allowed:
+            if not any(type(raw.get(key)) is type(value) and raw.get(key) == value for value in allowed):
                 raise ValueError(f"{key} is {show(raw[key])}: {reason}")
         labels = raw.get("id2label")
         if isinstance(labels, dict) and "num_labels" not in raw:

@@ -23,6 +23,8 @@ from buffet.loading.config import ModelConfig, explain, listed, one_line, show
 WORDS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 TYPES = "bert.embeddings.token_type_embeddings.weight"
+LARGEST_JSON = 64 << 20
+"""Bytes of a configuration or an index of weights: a thousand times what any of them has."""
 Rules = tuple[tuple[str, str], ...]  # regular expression -> replacement, applied one after the other
 
 
@@ -208,6 +210,8 @@ def read_architecture(path: Path) -> Architecture:
 def read_json(path: Path) -> Any:
     """The content of a JSON file, or one line that says why there is none."""
     try:
+        if (size := path.stat().st_size) > LARGEST_JSON:
+            raise BuffetError(f"{path}: has {size} bytes, larger than the {LARGEST_JSON} that are read")
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise BuffetError(f"{path}: not a JSON file: {one_line(error)}") from None

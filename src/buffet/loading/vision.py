@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from buffet.errors import BuffetError
-from buffet.loading.config import ModelConfig, Width, explain, show
+from buffet.loading.config import Flag, ModelConfig, Width, explain, show
 from buffet.loading.families import Architecture, Family, Rules, names_in, read_json
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
@@ -26,7 +26,7 @@ CLASS_TOKEN = "vit.embeddings.cls_token"
 POSITIONS = "vit.embeddings.position_embeddings"
 QKV = ".attention.self.qkv."
 MOST_CHANNELS = 65_536
-Channels = tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+Channels = tuple[Annotated[float, Field(allow_inf_nan=False, strict=True)], ...]
 
 
 class ImageConfig(ModelConfig):
@@ -39,7 +39,7 @@ class ImageConfig(ModelConfig):
     num_channels: Width = 3
     image_mean: Channels | None = None  # of every channel, in [0, 1]; pixels are (x − mean) / std to the net
     image_std: Channels | None = None
-    qkv_bias: bool = True
+    qkv_bias: Flag = True
     layer_norm: Literal["standard", "no_var", "batch"] = "standard"  # type: ignore[assignment]
     norm_position: Literal["pre"] = "pre"
     pooling: Literal["cls"] = "cls"
