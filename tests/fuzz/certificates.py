@@ -109,7 +109,7 @@ def _region(claim: Claim, stored: Stored) -> Region:
     if kind == "ball":
         return LpBall(x, moved, claim.region["p"], claim.region["eps"])
     if kind == "box":
-        return Box(x, rows("lower"), rows("upper"), moved)
+        return Box(x, rows("lower")[None], rows("upper")[None], moved)
     return CandidateSet(x, moved, list(rows("rows")), claim.region["budget"])
 
 

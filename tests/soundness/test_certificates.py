@@ -115,6 +115,33 @@ def test_choices_learned_end_to_end_are_used_where_they_are_needed(propagation: 
     holds(model, ball.with_eps(size), checked(model, ball.with_eps(size), method))
 
 
+@pytest.mark.parametrize("words", [[4, 2], [3, 0, 4, 2, 1]])
+def test_regions_keep_the_order_of_their_words(words: list[int], tmp_path: Path) -> None:
+    """The rows of a box or of candidates belong to the words in the order in which these are given."""
+    model = buffet.load(write_variant(tmp_path / "model", PLAIN, 1))
+    x, order = model.embed(TEXT).double(), sorted(range(len(words)), key=lambda place: words[place])
+    reach = torch.rand(
+        len(words), x.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    reach *= 1e-3 * 4.0 ** -torch.arange(len(words))[:, None]  # no two rows reach equally far
+    low, high, moved = x[words] - reach, x[words] + 0.5 * reach, sorted(words)
+    pairs: list[tuple[buffet.Region, buffet.Region]] = [
+        (
+            buffet.Box(x, low[None], high[None], words=words),
+            buffet.Box(x, low[order][None], high[order][None], words=moved),
+        ),
+        (
+            buffet.CandidateSet(x, words, [row[None] for row in low], budget=1),
+            buffet.CandidateSet(x, moved, [row[None] for row in low[order]], budget=1),
+        ),
+    ]
+    for given, ordered in pairs:
+        results = [checked(model, region, buffet.METHODS["lse"]) for region in (given, ordered)]
+        holds(model, given, results[0])
+        assert results[0].proofs[0].margins == pytest.approx(results[1].proofs[0].margins, abs=1e-9)
+        assert results[0].proofs[0].moved == tuple(words)
+
+
 def test_a_small_campaign(tmp_path: Path) -> None:
     tally, rng = Tally(), np.random.default_rng(0)
     for _, task in zip(range(5), small_tasks(tmp_path), strict=False):

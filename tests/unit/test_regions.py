@@ -46,6 +46,7 @@ BAD = {
     "float matrix .* int64": lambda: LpBall(X.long(), [1]),
     "lower is above upper at row 2, feature 0": lambda: Box(X, X + 0.1, X, words=[2]),
     "upper holds NaN": lambda: Box(X, X, X * math.nan),
+    "a row for each of x or of words; give": lambda: Box(X, X - 0.1, X + 0.1, words=[2, 0, 1, 3]),
     r"lower has shape \(3, 3\)": lambda: Box(X, X[1:], X[1:], words=[1, 2]),
     r"word 0 in task 0 have shape \(4, 2\)": lambda: CandidateSet(X, [1], [X[:, 1:]]),
     r"have shape \(3,\)": lambda: CandidateSet(X, [1], [X[1]]),

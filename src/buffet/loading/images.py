@@ -85,7 +85,7 @@ def pixel_box(x: Float[Tensor, "tokens width"], words: Int[Tensor, "tasks moved"
     lower, upper = (
         torch.nextafter(x + sign * eps, torch.full_like(x, sign * math.inf)) for sign in (-1.0, 1.0)
     )
-    return Box(x, lower.clamp(min=0), upper.clamp(max=1), words)
+    return Box(x, lower.clamp(min=0)[words], upper.clamp(max=1)[words], words)
 
 
 def read_pixels(image: Image, channels: int) -> Pixels:

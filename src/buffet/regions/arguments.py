@@ -91,6 +91,11 @@ def checked_bound(name: str, bound: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     if not bool(torch.isfinite(wide).all()):
         raise BuffetError(f"Box: {name} holds NaN or infinity; every bound must be finite")
     if shape == (tokens, width):
+        if moved == tokens and not torch.equal(wide[rows], wide.expand(tasks, -1, -1)):
+            raise BuffetError(
+                f"Box: all {tokens} rows move, in another order than that of x, so {name} could have a row for"
+                f" each of x or of words; give {(tasks, moved, width)}, in the order of words"
+            )
         return wide[rows]
     if shape == (moved, width):
         return wide.expand(tasks, -1, -1)

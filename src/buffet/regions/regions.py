@@ -297,7 +297,7 @@ class Box(Region):
     Args:
         x: the clean rows, tokens × width.
         lower, upper: bounds of the *values* of the rows: tokens × width (the moved rows are picked), or
-            moved × width for all tasks, or tasks × moved × width.
+            moved × width for all tasks, or tasks × moved × width. The last two are in the order of `words`.
         words: as for `LpBall`; ``None`` moves all rows in one task.
 
     The minimum of a form is ``Σ A⁺l + A⁻u`` with l, u the bounds of the deviation.

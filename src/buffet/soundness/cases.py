@@ -116,7 +116,8 @@ def random_region(x: Tensor, tokens: int, dice: Dice) -> Region:
     if kind == "box":
         below, above = size[0] * dice.uniform(2, *x.shape)
         inside = dice.pick((1.0, 1.0, 1.0, -0.3))  # or a box that does not contain the clean rows
-        return Box(x, x - inside * below, x + below + above, words)
+        low, high = (side[torch.tensor(words)] for side in (x - inside * below, x + below + above))
+        return Box(x, low, high, words)
     choices = dice.pick((1, 3))
     rows = [[x[w] + size[t] * dice.normal(choices, x.shape[1]) for w in ws] for t, ws in enumerate(words)]
     return CandidateSet(x, words, rows, budget=dice.pick((None, 1, 2)))
