@@ -109,6 +109,20 @@ def test_logits_agree_with_transformers(tmp_path: Path, family: str) -> None:
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in model.tensors.items())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_those_of_transformers_to_the_last_bit(family: str) -> None:
+    """What is proven of a sentence is proven of the rows that the deployed model computes for it."""
+    module = classifier(family)
+    model = load(module)
+    ids = sentences(model)[0][:1]
+    seen: list[torch.Tensor] = []
+    norm = module.base_model.embeddings.LayerNorm
+    with torch.no_grad():
+        norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        module(ids)
+    assert torch.equal(model.embeddings.rows(ids), seen[0])
+
+
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra, projected"])
 def test_a_pytorch_file_of_every_family_is_read(tmp_path: Path, family: str) -> None:
     module = classifier(family)

@@ -126,8 +126,8 @@ def test_tokens_rows_and_flags_line_up(tmp_path: Path) -> None:
     ids, prefix = list(model.encode(text).ids), "bert.embeddings"
     rows = (
         model.tensors[f"{prefix}.word_embeddings.weight"][ids]
-        + model.tensors[f"{prefix}.position_embeddings.weight"][: len(ids)]
         + model.tensors[f"{prefix}.token_type_embeddings.weight"][0]
+        + model.tensors[f"{prefix}.position_embeddings.weight"][: len(ids)]
     )
     assert torch.equal(model.embed(text), rows)
 

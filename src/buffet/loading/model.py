@@ -39,9 +39,12 @@ class Embeddings:
     def rows(
         self, ids: Int[Tensor, "*batch tokens"], types: Int[Tensor, "*batch tokens"] | None = None
     ) -> Float[Tensor, "*batch tokens width"]:
-        """``word[id] + position[i] + type[t]``, before the LayerNorm; token types are 0 unless given."""
+        """``(word[id] + type[t]) + position[i]``, before the LayerNorm; token types are 0 unless given.
+
+        Added in the order of `transformers`, so that the rows are those it computes, to the last bit.
+        """
         kinds = self.types[0] if types is None else self.types[types]
-        return torch.nn.functional.embedding(ids, self.words) + self.positions[: ids.shape[-1]] + kinds
+        return torch.nn.functional.embedding(ids, self.words) + kinds + self.positions[: ids.shape[-1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ class Model:
         return list(self.encode(text).unknown)
 
     def embed(self, text: str) -> Float[Tensor, "tokens width"]:
-        """The embedding rows of `text` (word + position + token type, before the LayerNorm), float32."""
+        """The embedding rows of `text` (word + token type + position, before the LayerNorm), float32."""
         encoding = self.encode(text)
         ids, types = (
             torch.tensor(v, device=self.embeddings.words.device) for v in (encoding.ids, encoding.types)

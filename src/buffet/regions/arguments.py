@@ -93,7 +93,7 @@ def checked_bound(name: str, bound: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     if shape == (tokens, width):
         if moved == tokens and not torch.equal(wide[rows], wide.expand(tasks, -1, -1)):
             raise BuffetError(
-                f"Box: all {tokens} rows move, in another order than that of x, so {name} could have a row for"
+                f"Box: all {tokens} rows move, in another order than that of x, so {name} may have a row for"
                 f" each of x or of words; give {(tasks, moved, width)}, in the order of words"
             )
         return wide[rows]
