@@ -49,6 +49,7 @@ TEXTS = ("a gripping film", "moving , not bad", "it 's a film .", "not a bad fil
 @dataclass(frozen=True)
 class Task:
     model: buffet.Model
+    text: str
     region: buffet.LpBall
     method: buffet.Method
     margin: float  # as verified
@@ -81,7 +82,7 @@ def small_tasks(folder: Path, seed: int = 0) -> Iterator[Task]:
                 size = float(10 ** rng.uniform(-3, -1.3)) * (0.3 if np.isinf(p) else 1)
                 name = METHODS[rng.integers(len(METHODS))]
                 method = FLAGSHIP if rng.integers(200) == 0 else buffet.METHODS[name]
-                yield from verified(model, buffet.LpBall(x, [word], p, size), method)
+                yield from verified(model, text, buffet.LpBall(x, [word], p, size), method)
         number += 1
 
 
@@ -95,18 +96,19 @@ def real_tasks() -> Iterator[Task]:
         "a mess",
     )
     while True:
-        x = model.embed(texts[rng.integers(len(texts))])
+        text = texts[rng.integers(len(texts))]
+        x = model.embed(text)
         method = buffet.METHODS[METHODS[rng.integers(len(METHODS))]]
         ball = buffet.LpBall(
             x, [int(rng.integers(1, len(x)))], float(rng.choice([1, 2])), rng.uniform(0.05, 0.3)
         )
-        yield from verified(model, ball, method)
+        yield from verified(model, text, ball, method)
 
 
-def verified(model: buffet.Model, region: buffet.LpBall, method: buffet.Method) -> Iterator[Task]:
+def verified(model: buffet.Model, text: str, region: buffet.LpBall, method: buffet.Method) -> Iterator[Task]:
     found = buffet.verify(model, region, method=method, falsify=False)
     if found.verdict == "certified" and found.margin > 1e-4:
-        yield Task(model, region, method, found.margin, found.seconds)
+        yield Task(model, text, region, method, found.margin, found.seconds)
 
 
 def alpha_bytes(task: Task) -> int:
@@ -143,7 +145,7 @@ def run(task: Task, tally: Tally, per_task: int, rng: np.random.Generator, measu
     """Certify a task, check that, and check corrupted copies."""
     tally.tasks += 1
     try:
-        certificate, content, checkpoint = certify(task.model, [task.region], task.method)
+        certificate, content, checkpoint = certify(task.model, [task.region], task.method, text=task.text)
     except buffet.BuffetError as error:
         tally.misses.append(f"not written: {error}")
         return

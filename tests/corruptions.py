@@ -108,10 +108,8 @@ def forget_margin(opened: Opened, rng: np.random.Generator) -> None:
 
 
 def other_hash(opened: Opened, rng: np.random.Generator) -> None:
-    place = rng.integers(3)
-    owner, key = (
-        (opened.head, "input") if place == 2 else (opened.head["model"], list(opened.head["model"])[place])
-    )
+    files = opened.head["model"]
+    owner, key = [(opened.head, "input"), *((files, name) for name in files)][rng.integers(1 + len(files))]
     digit = int(rng.integers(64))
     old = owner[key]
     owner[key] = old[:digit] + ("0" if old[digit] != "0" else "1") + old[digit + 1 :]
@@ -219,7 +217,30 @@ def other_key(opened: Opened, rng: np.random.Generator) -> None:
 
 
 def other_schema(opened: Opened, rng: np.random.Generator) -> None:
-    opened.head["schema"] = rng.choice([0, 2, "1", None], 1).tolist()[0]
+    """One that is not known, or an older one, which has no key for a sentence."""
+    opened.head["schema"] = [0, 1, 3, "2", True, None][rng.integers(6)]
+
+
+def other_tokens(opened: Opened, rng: np.random.Generator) -> None:
+    """A sentence that the rows are not those of."""
+    sentence = opened.head["sentence"]
+    if sentence is None:
+        opened.head["sentence"] = {"ids": [0] * len(opened.tensors["center"]), "types": []}
+        return
+    ids, place = sentence["ids"], int(rng.integers(len(sentence["ids"])))
+    change = rng.integers(6)
+    if change == 0:
+        ids[place] = 1 if ids[place] != 1 else 2
+    elif change == 1:
+        sentence["types"][place] += 1
+    elif change == 2:
+        ids.append(ids.pop(0))
+    elif change == 3:
+        ids.pop()
+    elif change == 4:
+        ids[place] = [10**6, -1, True, 2.0, str(ids[place]), None][rng.integers(6)]
+    else:
+        sentence["tokens"] = ["good"] * len(ids)
 
 
 def no_claims(opened: Opened, rng: np.random.Generator) -> None:
@@ -252,6 +273,7 @@ CORRUPTIONS: Mapping[str, Corrupt] = {
         broken_plan,
         other_key,
         other_schema,
+        other_tokens,
         no_claims,
     )
 }

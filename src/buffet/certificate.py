@@ -27,6 +27,7 @@ from buffet.learning.control import Control
 from buffet.learning.lessons import Memory
 from buffet.loading import Model
 from buffet.methods import Method, method_named
+from buffet.naming import sentence_of, spelling, substitutes
 from buffet.program import Node, Pool, Program
 from buffet.proof import ROOMS, Proof, Tensors, prove
 from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
@@ -56,28 +57,38 @@ def certify_to(
     method: str | Method = "baseline",
     *,
     label: int | None = None,
+    text: str | None = None,
 ) -> Certificate:
     """Prove every task of a region and write the proofs to one file that ``buffet check`` accepts.
+
+    With the `text` that the region's rows are the embeddings of, the certificate names its tokens, which are
+    checked; without, it is about rows of numbers only, and says so.
 
     Raises `BuffetError`, and writes nothing, where a task cannot be proven with numbers as they are stored.
 
     Example:
         >>> import buffet
         >>> model = buffet.load()
-        >>> region = buffet.LpBall(model.embed("a gripping , moving film"), words=[2])
-        >>> buffet.certify_to("proof.safetensors", model, region, eps=0.01)  # doctest: +SKIP
+        >>> text = "a gripping , moving film"
+        >>> region = buffet.LpBall(model.embed(text), words=[2])
+        >>> buffet.certify_to("proof.safetensors", model, region, eps=0.01, text=text)  # doctest: +SKIP
     """
-    return write_certificate(Path(path), model, [sized(region, eps)], method_named(method), label)
+    return write_certificate(Path(path), model, [sized(region, eps)], method_named(method), label, text)
 
 
 def write_certificate(
-    path: Path, model: Model, regions: Sequence[Region], method: Method, label: int | None = None
+    path: Path,
+    model: Model,
+    regions: Sequence[Region],
+    method: Method,
+    label: int | None = None,
+    text: str | None = None,
 ) -> Certificate:
-    """Prove every task of some regions of one sentence.
+    """Prove every task of some regions of one sentence, which `text` names.
 
     The file is written only if the checker accepts it.
     """
-    certificate, content, checkpoint = certify(model, regions, method, label)
+    certificate, content, checkpoint = certify(model, regions, method, label, text)
     result = judge(content, str(path), checkpoint)
     if not result.accepted:
         raise BuffetError(f"certificate: not written, as the checker rejects it: {result.reason}")
@@ -86,7 +97,11 @@ def write_certificate(
 
 
 def certify(
-    model: Model, regions: Sequence[Region], method: Method, label: int | None = None
+    model: Model,
+    regions: Sequence[Region],
+    method: Method,
+    label: int | None = None,
+    text: str | None = None,
 ) -> tuple[Certificate, bytes, Checkpoint]:
     """The proofs of every task of some regions of one sentence, as the content of a certificate,
     unchecked.
@@ -101,6 +116,7 @@ def certify(
         raise BuffetError(f"certificate: {error}") from None
     label, _ = clean_answer(model, regions[0], label)
     center = regions[0].center.contiguous()
+    sentence = None if text is None else sentence_of(model, text, center)
     tensors: Tensors = {"center": center}
     claims: list[dict[str, object]] = []
     claimed: list[tuple[float, ...]] = []
@@ -109,6 +125,8 @@ def certify(
     for task, (one, used, proof) in enumerate(proven):
         claimed.append(tuple((proof.margins - ROUNDING * (1 + proof.margins.abs())).tolist()))
         described, extra = _describe(one, task, tensors)
+        if sentence is not None and isinstance(one, CandidateSet):
+            described |= substitutes(model, sentence, one)
         tensors |= {**extra, **proof.tensors(task)}
         claims.append(
             {
@@ -123,7 +141,8 @@ def certify(
     head = {
         "schema": SCHEMA,
         "made": f"buffet {version('buffet')}",
-        "model": dict(checkpoint.hashes),
+        "model": {**checkpoint.hashes, **({} if sentence is None else spelling(model.directory, sentence))},
+        "sentence": sentence and {"ids": list(sentence.ids), "types": list(sentence.types)},
         "input": hashlib.sha256(center.numpy().tobytes()).hexdigest(),
         "label": label,
         "claims": claims,

@@ -6,7 +6,7 @@ library.
 True
 """
 
-from buffet_checker.check import Proof, Result, check
+from buffet_checker.check import Proof, Result, Subject, check
 from buffet_checker.errors import BadInputError
 
-__all__ = ["BadInputError", "Proof", "Result", "check"]
+__all__ = ["BadInputError", "Proof", "Result", "Subject", "check"]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from buffet_checker.check import check
 from buffet_checker.errors import BadInputError
 from buffet_checker.report import as_json, as_lines
+from buffet_checker.wording import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = check(given.file, given.model)
     except BadInputError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", printable(" ".join(str(error).split())), file=sys.stderr)
         return 2
     print(as_json(result) if given.json else "\n".join(as_lines(result)))
     return 0 if result.accepted else 1

@@ -18,10 +18,14 @@ from buffet_checker.balls import Array
 from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import GRAPHS
 from buffet_checker.regions import Ball, Box, Candidates, Cell, Region
+from buffet_checker.sentence import Sentence
 from buffet_checker.storage import Stored, parse, parse_json
 
-SCHEMA = 1
+SCHEMA, SCHEMAS = 2, (1, 2)
+"""What is written, and what is read: schema 1 names no sentence, and has no key for one."""
 KEY = "buffet-certificate"
+VOCABULARIES = ("tokenizer.json", "vocab.txt")
+"""Files that say how token ids are spelled; a certificate may name one of them."""
 LARGEST = 1e100
 """No number of a certificate may be larger: far beyond any proof, and far from overflow."""
 
@@ -89,6 +93,7 @@ class Certificate:
     model: dict[str, str]
     input: str
     label: int
+    sentence: Sentence | None  # without its vocabulary
     claims: tuple[Claim, ...]
     tensors: Tensors
 
@@ -99,10 +104,16 @@ def read_certificate(content: bytes, where: str) -> Certificate:
         raise BadInputError(f"{where}: no certificate: its metadata have no {KEY!r}")
     head = parse_json(stored.metadata[KEY], where)
     found = head.get("schema") if isinstance(head, dict) else None
-    if type(found) is not int or found != SCHEMA:
-        raise BadInputError(f"{where}: schema {found!r:.20}; this checker reads schema {SCHEMA}")
-    keys = _object(head, "head", {"schema", "model", "input", "label", "claims"}, {"made"})
-    model = _object(keys["model"], "model", {"config.json", "model.safetensors"})
+    if type(found) is not int or found not in SCHEMAS:
+        known = " and ".join(map(str, SCHEMAS))
+        raise BadInputError(f"{where}: schema {found!r:.20}; this checker reads schemas {known}")
+    needed = {"schema", "model", "input", "label", "claims"} | ({"sentence"} if found > 1 else set())
+    keys = _object(head, "head", needed, {"made"})
+    sentence = None if keys.get("sentence") is None else _sentence(keys["sentence"])
+    spelling = set() if sentence is None else set(VOCABULARIES)
+    model = _object(keys["model"], "model", {"config.json", "model.safetensors"}, spelling)
+    if len(model) > 3:
+        raise RejectedError("model: names two vocabularies")
     claims = _list(keys["claims"], "claims")
     if not claims:
         raise RejectedError("claims is empty: there is nothing to check")
@@ -110,9 +121,19 @@ def read_certificate(content: bytes, where: str) -> Certificate:
         model={name: _text(value, f"model.{name}") for name, value in model.items()},
         input=_text(keys["input"], "input"),
         label=_count(keys["label"], "label"),
+        sentence=sentence,
         claims=tuple(_claim(i, claim) for i, claim in enumerate(claims)),
         tensors=Tensors(stored),
     )
+
+
+def _sentence(raw: Any) -> Sentence:
+    keys = _object(raw, "sentence", {"ids", "types"})
+    ids, types = (
+        tuple(_count(i, f"sentence.{key}") for i in _list(keys[key], f"sentence.{key}"))
+        for key in ("ids", "types")
+    )
+    return Sentence(ids, types)
 
 
 def _claim(number: int, raw: Any) -> Claim:
@@ -124,7 +145,7 @@ def _claim(number: int, raw: Any) -> Claim:
         claim["region"],
         f"{where}.region",
         {"kind", "moved"},
-        {"p", "eps", "lower", "upper", "budget", "cuts", "rows"},
+        {"p", "eps", "lower", "upper", "budget", "cuts", "rows", "ids"},
     )
     if region["kind"] == "cell":
         _object(region, f"{where}.region", {"kind", "moved", "p", "eps", "cuts", "rows", "lower", "upper"})
@@ -188,7 +209,7 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
         low, high = np.nextafter(ends[0] - rows[index], -np.inf), np.nextafter(ends[1] - rows[index], np.inf)
         return Box(index, low, high)
     if raw["kind"] == "candidates":
-        _object(raw, where, {"kind", "moved", "budget"})
+        _object(raw, where, {"kind", "moved", "budget"}, {"ids"})
         name = f"{claim.number}.region.rows"
         found = tensors.stored.tensors.get(name)
         choices = 0 if found is None or found.ndim != 3 else found.shape[1]

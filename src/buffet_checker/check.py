@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,27 @@ from buffet_checker.certificate import Certificate, Claim, read_certificate, reg
 from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import Checkpoint, build, read_checkpoint
 from buffet_checker.regions import Region
-from buffet_checker.storage import read_bytes, sha256
+from buffet_checker.sentence import Sentence, check_rows, check_substitutes, read_vocabulary
+from buffet_checker.storage import LARGEST_TEXT, read_bytes, sha256
 from buffet_checker.substitution import Claimed
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a certificate is about, all of it checked."""
+
+    files: Mapping[str, str]  # of the model: file → SHA-256
+    label: int
+    answer: str  # what config.json calls the label
+    certificate: str  # SHA-256 of the file
+    rows: str  # that of the unmoved rows
+    sentence: Sentence | None  # None: rows that no sentence is named for
+
+    @property
+    def model(self) -> str:
+        """One hash of all files: that of what ``sha256sum FILES`` prints, with the files in order."""
+        lines = "".join(f"{self.files[name]}  {name}\n" for name in sorted(self.files))
+        return sha256(lines.encode())
 
 
 @dataclass(frozen=True)
@@ -31,6 +51,7 @@ class Proof:
     cells: int  # parts that the region was proven in
     margins: tuple[float, ...]
     slacks: tuple[float, ...]
+    substitutes: tuple[tuple[int, ...], ...] | None = None  # of candidates that are tokens: ids per moved row
 
     @property
     def deployed(self) -> bool:
@@ -46,6 +67,7 @@ class Result:
     label: int | None
     proofs: tuple[Proof, ...]
     seconds: float
+    subject: Subject | None = None  # of what is accepted
 
 
 def check(certificate: str | Path, model: str | Path) -> Result:
@@ -74,20 +96,22 @@ def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
             found = read_certificate(content, where)
             label = found.label
             rows = _rows(found, checkpoint)
+            subject = _subject(found, checkpoint, rows, sha256(content))
             for members in groups(found.claims):
-                proofs.append(_together([_prove(found, claim, checkpoint, rows) for claim in members]))
+                parts = [_prove(found, claim, checkpoint, rows, subject) for claim in members]
+                proofs.append(_together(parts))
             found.tensors.leftover()
     except RejectedError as error:
         return Result(False, str(error), label, (), time.perf_counter() - begin)
     except MemoryError:
         raise BadInputError(f"{where}: not enough memory to check it: it is not judged") from None
-    return Result(True, "", label, tuple(proofs), time.perf_counter() - begin)
+    return Result(True, "", label, tuple(proofs), time.perf_counter() - begin, subject)
 
 
 def _rows(certificate: Certificate, checkpoint: Checkpoint) -> Array:
     """The rows of the sentence; model, label and rows must be those that the certificate is about."""
-    for name, value in certificate.model.items():
-        if checkpoint.hashes[name] != value:
+    for name, value in checkpoint.hashes.items():
+        if certificate.model[name] != value:
             raise RejectedError(f"model: {name} has another hash; the certificate is about another model")
     if certificate.label >= checkpoint.classes:
         raise RejectedError(f"label {certificate.label} is not a class of the model")
@@ -101,19 +125,57 @@ def _rows(certificate: Certificate, checkpoint: Checkpoint) -> Array:
     return rows
 
 
+def _subject(certificate: Certificate, checkpoint: Checkpoint, rows: Array, digest: str) -> Subject:
+    """What the certificate is about; a sentence that it names must have these rows."""
+    sentence = certificate.sentence
+    for name in certificate.model.keys() - checkpoint.hashes.keys():  # a vocabulary, if any
+        path = checkpoint.directory / name
+        content = read_bytes(path, LARGEST_TEXT)
+        if sha256(content) != certificate.model[name]:
+            raise RejectedError(
+                f"model: {name} has another hash; the certificate is about another vocabulary"
+            )
+        assert sentence is not None
+        sentence = replace(sentence, vocabulary=read_vocabulary(name, content, str(path)))
+    if sentence is not None:
+        check_rows(sentence, rows, checkpoint)
+    return Subject(
+        files=dict(certificate.model),
+        label=certificate.label,
+        answer=checkpoint.class_name(certificate.label),
+        certificate=digest,
+        rows=certificate.input,
+        sentence=sentence,
+    )
+
+
 def _together(parts: list[Proof]) -> Proof:
     """What the proofs of all parts of a region prove of it."""
     margins = tuple(min(values) for values in zip(*(p.margins for p in parts), strict=True))
     slacks = tuple(max(values) for values in zip(*(p.slacks for p in parts), strict=True))
-    return Proof(parts[0].moved, parts[0].region, len(parts), margins, slacks)
+    first = parts[0]
+    return Proof(first.moved, first.region, len(parts), margins, slacks, first.substitutes)
 
 
-def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows: Array) -> Proof:
+def _prove(
+    certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows: Array, subject: Subject
+) -> Proof:
     nodes, values = build(checkpoint, rows, certificate.label, claim.graph)
     kinds = tuple(node.kind for node in nodes)
     if claim.kinds != kinds:
         raise RejectedError(f"claims[{claim.number}].nodes does not list the operations of this network")
     region = region_of(claim, rows, certificate.tensors)
+    moved, substitutes = tuple(region.moved.tolist()), None
+    if "ids" in claim.region:
+        given = certificate.tensors.stored.tensors[f"{claim.number}.region.rows"].astype(np.float64)
+        substitutes = check_substitutes(
+            claim.region["ids"],
+            moved,
+            given,
+            subject.sentence,
+            checkpoint,
+            f"claims[{claim.number}].region.ids",
+        )
     margins, deployed = Claimed(nodes, values, region, claim, certificate.tensors).margins()
     where = f"claims[{claim.number}], node {len(nodes) - 1} (margin)"
     if len(claim.margins) != len(margins):
@@ -128,4 +190,4 @@ def _prove(certificate: Certificate, claim: Claim, checkpoint: Checkpoint, rows:
                 f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}"
             )
     slacks = np.nan_to_num(np.nextafter(margins - deployed, np.inf), nan=np.inf)
-    return Proof(tuple(region.moved.tolist()), region, 1, tuple(margins.tolist()), tuple(slacks.tolist()))
+    return Proof(moved, region, 1, tuple(margins.tolist()), tuple(slacks.tolist()), substitutes)

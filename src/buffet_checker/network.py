@@ -83,6 +83,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     tensors: Mapping[str, Array]
     hashes: Mapping[str, str]
+    directory: Path
 
     @property
     def width(self) -> int:
@@ -97,6 +98,11 @@ class Checkpoint:
     @property
     def classes(self) -> int:
         return len(self.tensors["classifier.bias"])
+
+    def class_name(self, number: int) -> str:
+        """What config.json calls a class."""
+        names = self.config.get("id2label")
+        return f"LABEL_{number}" if names is None else str(names[str(number)])
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
@@ -146,7 +152,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     if classes < 2:
         raise BadInputError(f"{directory / FILES[1]}: has 1 class, so there is no answer to change")
     _check_labels(config.get("id2label"), classes, where)
-    return Checkpoint(config, tensors, {name: sha256(content) for name, content in contents.items()})
+    hashes = {name: sha256(content) for name, content in contents.items()}
+    return Checkpoint(config, tensors, hashes, directory)
 
 
 def _check_labels(names: Any, classes: int, where: str) -> None:

@@ -4,47 +4,90 @@ from __future__ import annotations
 
 import json
 import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR
 
-from buffet_checker.check import Proof, Result
+from buffet_checker.check import Proof, Result, Subject
+from buffet_checker.wording import printable, quoted, rounded, statement
 
 
 def as_lines(result: Result) -> list[str]:
-    if not result.accepted:
-        return [f"rejected: {result.reason}"]
+    if not result.accepted or result.subject is None:
+        return [f"rejected: {printable(result.reason)}"]
+    subject = result.subject
     count = f"{len(result.proofs)} claim{'s' if len(result.proofs) != 1 else ''}"
-    lines = [f"accepted · label {result.label} · {count} · {result.seconds:.2f} s"]
+    lines = [
+        f"accepted · label {subject.label} {quoted(subject.answer)} · {count} · {result.seconds:.2f} s",
+        f"model sha256:{subject.model} · {', '.join(sorted(subject.files))}",
+        _sentence(subject),
+    ]
     for proof in result.proofs:
         rows = "+".join(str(row) for row in proof.moved)
         least = min(zip(proof.margins, proof.slacks, strict=True), key=lambda pair: pair[0] - pair[1])
         holds = "holds in float32 too" if proof.deployed else "float32 is not covered: the slack is larger"
-        margin, slack = _rounded(min(proof.margins), ROUND_FLOOR), _rounded(least[1], ROUND_CEILING)
+        margin, slack = rounded(min(proof.margins), ROUND_FLOOR), rounded(least[1], ROUND_CEILING)
         parts = f" · {proof.cells} cells" if proof.cells > 1 else ""
         lines.append(f"row {rows} · {_region(proof)}{parts} · margin {margin} · slack {slack} · {holds}")
+        lines.append(statement(subject, proof))
     return lines
 
 
 def as_json(result: Result) -> str:
-    """One JSON document; a slack without a bound is null."""
-    claims = [
-        {
-            "moved": list(proof.moved),
-            "region": proof.region.facts(),
-            "cells": proof.cells,
-            "margins": list(proof.margins),
-            "slacks": [slack if math.isfinite(slack) else None for slack in proof.slacks],
-            "float32": proof.deployed,
-        }
-        for proof in result.proofs
-    ]
+    """One JSON document; a slack without a bound is null, and so is what is not named."""
+    subject = result.subject
     document = {
         "accepted": result.accepted,
         "reason": result.reason or None,
         "label": result.label,
-        "claims": claims,
+        "answer": subject and subject.answer,
+        "model": subject and {"sha256": subject.model, "files": dict(subject.files)},
+        "certificate": subject and subject.certificate,
+        "rows": subject and subject.rows,
+        "sentence": subject and _named(subject),
+        "claims": [] if subject is None else [_claim(subject, proof) for proof in result.proofs],
         "seconds": result.seconds,
     }
     return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _claim(subject: Subject, proof: Proof) -> dict[str, object]:
+    return {
+        "statement": statement(subject, proof),
+        "moved": list(proof.moved),
+        "words": _spelled(
+            subject, [subject.sentence.ids[i] for i in proof.moved] if subject.sentence else None
+        ),
+        "region": proof.region.facts(),
+        "substitutes": proof.substitutes
+        and [{"ids": list(ids), "tokens": _spelled(subject, list(ids))} for ids in proof.substitutes],
+        "cells": proof.cells,
+        "margins": list(proof.margins),
+        "slacks": [slack if math.isfinite(slack) else None for slack in proof.slacks],
+        "float32": proof.deployed,
+    }
+
+
+def _named(subject: Subject) -> dict[str, object] | None:
+    sentence = subject.sentence
+    if sentence is None:
+        return None
+    tokens = _spelled(subject, list(sentence.ids))
+    return {"text": sentence.text, "tokens": tokens, "ids": list(sentence.ids), "types": list(sentence.types)}
+
+
+def _spelled(subject: Subject, ids: list[int] | None) -> list[str] | None:
+    if ids is None or subject.sentence is None or subject.sentence.vocabulary is None:
+        return None
+    return [subject.sentence.vocabulary.tokens[i] for i in ids]
+
+
+def _sentence(subject: Subject) -> str:
+    """Every row with its token."""
+    sentence = subject.sentence
+    if sentence is None:
+        return f"no sentence is named · rows sha256:{subject.rows}"
+    if sentence.tokens is None:
+        return f"token ids {' '.join(map(str, sentence.ids))} · no vocabulary is named"
+    return "rows " + " · ".join(f"{row} {printable(token)}" for row, token in enumerate(sentence.tokens))
 
 
 def _region(proof: Proof) -> str:
@@ -52,12 +95,5 @@ def _region(proof: Proof) -> str:
     if facts["kind"] == "ball":
         return f"L{str(facts['p']).removesuffix('.0')} ball of {facts['eps']!r}"
     if facts["kind"] == "box":
-        return f"box of up to {_rounded(proof.region.reach.max(), ROUND_CEILING)}"
+        return f"box of up to {rounded(proof.region.reach.max(), ROUND_CEILING)}"
     return f"{facts['choices']} candidates each, at most {facts['budget']} changed"
-
-
-def _rounded(value: float, rounding: str) -> str:
-    if not math.isfinite(value):
-        return "unbounded"
-    short = Context(prec=4, rounding=rounding).plus(Decimal(value))
-    return f"{short:f}" if -5 <= short.adjusted() < 6 else f"{short:.3e}"

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.numpy import save
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
 from buffet.errors import BuffetError
 from buffet.loading import load
+from buffet.loading.model import Embeddings
 from buffet.regions import Box, CandidateSet, LpBall, Region
 from buffet_checker.__main__ import main as check_alone
 from buffet_checker.certificate import KEY, Claim, read_certificate
@@ -73,8 +75,16 @@ def _check(rng: random.Random, path: Path, model: Path) -> None:
 
 
 def hold(content: bytes, directory: Path) -> None:
-    """Look for a point of a claimed region whose margin is below the claimed one."""
+    """Look for a point of a claimed region whose margin is below the claimed one.
+
+    A sentence that is named has to be that of the rows.
+    """
     found = read_certificate(content, "accepted")
+    if found.sentence is not None:
+        tables = Embeddings.of(load_tensors((directory / "model.safetensors").read_bytes()))
+        rows = tables.rows(*(torch.tensor(v) for v in (found.sentence.ids, found.sentence.types)))
+        if not np.array_equal(rows.numpy(), found.tensors.stored.tensors["center"]):
+            raise FoundError("accepted, but the rows are not those of the sentence")
     for claim in found.claims:
         region = _region(claim, found.tensors.stored)
         margins = _margins(directory, region, found.label)
@@ -239,6 +249,22 @@ def _move(rng: random.Random, opened: Opened) -> None:
         rows[rng.randrange(len(rows)), rng.randrange(rows.shape[1])] += 10.0 ** rng.uniform(-6, 2)
 
 
+def _rename(rng: random.Random, opened: Opened) -> None:
+    """Another sentence: other tokens or types, in another order, or none at all."""
+    sentence = opened.head["sentence"]
+    if sentence is None or rng.random() < 0.1:
+        opened.head["sentence"] = None
+        return
+    values = sentence[rng.choice(("ids", "ids", "types"))]
+    roll = rng.randrange(3)
+    if roll == 0:
+        values[rng.randrange(len(values))] = rng.choice((0, 1, 5, 2**20, -1))
+    elif roll == 1:
+        rng.shuffle(values)
+    else:
+        opened.claim["region"]["ids"] = [values[:1] for _ in opened.claim["region"]["moved"]]
+
+
 def _squeeze(rng: random.Random, opened: Opened) -> None:
     """Boxes a little narrower, or wider, than they are proven to be."""
     share = rng.choice((-1, 1)) * 10.0 ** rng.uniform(-9, 0)
@@ -277,7 +303,7 @@ def _again(rng: random.Random, opened: Opened) -> None:
 
 
 Forge = Callable[[random.Random, Opened], None]
-FORGERIES: tuple[Forge, ...] = (_humble, _boast, _widen, _move, _squeeze, _replan, _again)
+FORGERIES: tuple[Forge, ...] = (_humble, _boast, _widen, _move, _rename, _squeeze, _replan, _again)
 Alter = Callable[[random.Random, bytes], bytes]
 ALTERATIONS: tuple[Alter, ...] = (
     *(hostile_bytes, _header, _head, _head, _values, _kinds),

@@ -95,7 +95,7 @@ class Place:
         """Valid certificates of the model: every kind of region, and every way to write softmax."""
         model = load(self.model)
         x = model.embed(SENTENCES[0])
-        rows = x[[1, 3]].double()
+        rows, other = x[[1, 3]].double(), model.embed(SENTENCES[0].replace("good", "great"))
         ball = LpBall(x, [[1], [3]], 2)
         proven = [0.9 * task.certified for task in buffet.radius(model, ball, "lse").tasks]
         made: tuple[tuple[Region, str], ...] = (
@@ -104,8 +104,13 @@ class Place:
             (LpBall(x, [2], 3, 0.5 * min(proven)), "buffet"),
             (Box(x, rows - 0.01, rows + 0.01, [1, 3]), "backward"),
             (CandidateSet(x, [1, 3], [rows[:1] + 0.02, rows[1:] - 0.02], 1), "r-buffet"),
+            (CandidateSet(x, [1], [other[1:2]]), "lse"),
         )
-        return tuple(certify(model, [region], buffet.METHODS[method])[1] for region, method in made)
+        texts = (SENTENCES[0], None, SENTENCES[0], SENTENCES[0], SENTENCES[0], SENTENCES[0])
+        return tuple(
+            certify(model, [region], buffet.METHODS[method], text=text)[1]
+            for (region, method), text in zip(made, texts, strict=True)
+        )
 
     def checkpoint(
         self, changed: Mapping[str, bytes | None], base: Mapping[str, bytes] | None = None

@@ -411,4 +411,6 @@ def test_the_command_writes_and_checks_cells(tmp_path: Path, capsys: pytest.Capt
     assert main([*command, "--eps", "0.7", "--cells", "4", "--certificate", str(path)]) == 0
     assert "4 cells" in capsys.readouterr().out
     assert main(["check", str(path)]) == 0
-    assert "row 3 · L2 ball of 0.7 · 3 cells" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "row 3 · L2 ball of 0.7 · 3 cells" in told
+    assert 'the embedding of "," (row 3) by any vector of L2 norm up to 0.7 never changes the answer' in told

@@ -24,6 +24,7 @@ from certificate_campaign import outcome, write_variant
 from corruptions import CORRUPTIONS, Opened, corrupted, damaged
 
 SOURCES = Path(buffet_checker.__file__).parent
+TEXT = "a gripping film"
 ALLOWED = {"numpy", "buffet_checker", *sys.stdlib_module_names}
 mpmath.mp.dps = 50
 EXACT = {
@@ -44,8 +45,8 @@ EXACT = {
 def proof(tmp_path_factory: pytest.TempPathFactory) -> tuple[buffet.Model, bytes, Checkpoint]:
     """A certificate of a small checkpoint, and what it is about."""
     model = buffet.load(write_variant(tmp_path_factory.mktemp("m") / "model", {"layer_norm": "no_var"}, 1))
-    x = model.embed("a gripping film")
-    _, content, checkpoint = certify(model, [buffet.LpBall(x, [2], 2, 0.01)], buffet.METHODS["lse"])
+    ball = buffet.LpBall(model.embed(TEXT), [2], 2, 0.01)
+    _, content, checkpoint = certify(model, [ball], buffet.METHODS["lse"], text=TEXT)
     return model, content, checkpoint
 
 
@@ -79,8 +80,9 @@ def test_the_checker_runs_without_torch_and_buffet(
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("accepted · label 0 · 1 claim · ")
+    assert done.stdout.startswith('accepted · label 0 "no" · 1 claim · ')
     assert "row 2 · L2 ball of 0.01 · margin" in done.stdout
+    assert 'Proven: in "a gripping film", moving the embedding of "gripping" (row 2) by any' in done.stdout
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from buffet.loading.sources import DEFAULT, locate
 from buffet_checker import BadInputError
 from buffet_checker import check as judge
 from buffet_checker.report import as_json, as_lines
+from buffet_checker.wording import printable
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film" --eps 0.1 --certificate proof.safetensors',
@@ -32,6 +33,9 @@ def check(
 ) -> None:
     """Check a certificate: every line, every interval and every sum again, with rigorous rounding.
 
+    What is proven is printed in a sentence that can be quoted: the words, how they move, the answer, the
+    model and the margin. Everything in it was checked, down to the spelling of the tokens.
+
     **accepted**: no point of the region changes the answer, in exact arithmetic with the stored weights; and
     **slack** is how much of the margin rounding may take in float32. **rejected**: the proof has a gap, and
     the first one is named. The checker reads the model's files itself and needs neither torch nor buffet.
@@ -41,6 +45,6 @@ def check(
     try:
         result = judge(file, locate(model)[1])
     except BadInputError as error:
-        raise BuffetError(str(error)) from None
+        raise BuffetError(printable(str(error))) from None
     typer.echo(as_json(result) if json else "\n".join(as_lines(result)))
     raise typer.Exit(0 if result.accepted else 1)

@@ -187,7 +187,7 @@ def certify_to(path: Path, request: Request, report: CertifyReport) -> None:
     x = model.embed(request.text)
     groups = _by_size([task.words for task in report.tasks])
     regions = [LpBall(x, group, request.norm, request.eps) for group in groups]
-    write_certificate(path, model, regions, request.chosen, report.query.label)
+    write_certificate(path, model, regions, request.chosen, report.query.label, request.text)
 
 
 def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
