@@ -89,7 +89,10 @@ def write_certificate(
     The file is written only if the checker accepts it.
     """
     certificate, content, checkpoint = certify(model, regions, method, label, text)
-    result = judge(content, str(path), checkpoint)
+    try:
+        result = judge(content, str(path), checkpoint)
+    except BadInputError as error:
+        raise BuffetError(f"certificate: not written, as it cannot be checked: {error}") from None
     if not result.accepted:
         raise BuffetError(f"certificate: not written, as the checker rejects it: {result.reason}")
     write_atomically(path, content)

@@ -47,7 +47,7 @@ def spelling(directory: Path, sentence: Encoding) -> dict[str, str]:
 
 
 def substitutes(model: Model, sentence: Encoding, region: CandidateSet) -> dict[str, object]:
-    """The token ids of the candidates of one task, if every candidate is the row of some token.
+    """The token ids of the candidates of one task, if every candidate is the row of a token with a name.
 
     As many for each word: words with fewer candidates repeat the original, as the rows that are stored do.
     """
@@ -57,7 +57,7 @@ def substitutes(model: Model, sentence: Encoding, region: CandidateSet) -> dict[
         tables = model.embeddings
         table = tables.words + tables.types[sentence.types[row]] + tables.positions[row]
         ids = [found for choice in choices if (found := _row_of(table, choice)) is not None]
-        if len(ids) < len(choices):
+        if len(ids) < len(choices) or any(model.spelling(i) is None for i in ids):
             return {}
         named.append([*ids, *[sentence.ids[row]] * (most - len(ids))])
     return {"ids": named}

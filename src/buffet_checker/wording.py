@@ -81,7 +81,8 @@ def _substitutes(subject: Subject, proof: Proof, region: Candidates, place: int)
     if proof.substitutes is None:
         vectors = np.unique(region.offsets[place], axis=0)
         count = int((vectors != 0).any(1).sum())
-        return f"any of {count} vector{'s' if count != 1 else ''} of {_file(subject)}" if count else ""
+        many = f"any of {count} vectors" if count > 1 else "a vector"
+        return f"{many} of {_file(subject)}" if count else ""
     names = [spelled(subject, i) for i in proof.substitutes[place]]
     if len(names) > LISTED:
         names = [*names[:LISTED], f"{len(names) - LISTED} other tokens"]

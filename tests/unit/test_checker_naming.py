@@ -117,7 +117,7 @@ def test_substitutes_are_named_where_they_are_tokens(model: buffet.Model) -> Non
     near = 1e-3 * torch.randn(2, 3, x.shape[1], generator=torch.Generator().manual_seed(0))
     found = said(model, buffet.CandidateSet(x, [2, 3], [x[2] + near[0], x[3] + near[1, :1]], budget=1))
     assert '"gripping" (row 2) by any of 3 vectors of certificate sha256:' in found
-    assert 'and "film" (row 3) by any of 1 vector of' in found
+    assert 'and "film" (row 3) by a vector of' in found
     assert "at most 1 of these 2 at once," in found
 
 
@@ -156,6 +156,15 @@ def test_substitutes_that_are_tokens_are_named_and_checked(similar: buffet.Model
     assert "names no sentence" in outcome(opened.close(), checkpoint)
     del opened.claim["region"]["ids"]
     assert outcome(opened.close(), checkpoint) == "accepted"
+
+
+def test_a_substitute_that_no_token_has_is_a_vector(similar: buffet.Model) -> None:
+    """The table has more rows than the vocabulary has words."""
+    x, tables = similar.embed(TEXT), similar.embeddings
+    assert similar.spelling(len(tables.words) - 1) is None
+    row = (tables.words[-1] + tables.types[0]) + tables.positions[2]
+    found = said(similar, buffet.CandidateSet(x, [2], [row[None]]))
+    assert 'replacing "gripping" (row 2) by a vector of certificate sha256:' in found
 
 
 def test_rows_without_a_text_are_no_sentence(model: buffet.Model) -> None:

@@ -109,6 +109,10 @@ class Model:
         """The tokens of `text`, special ones included: one per row of `embed(text)`."""
         return list(self.encode(text).tokens)
 
+    def spelling(self, number: int) -> str | None:
+        """The token of an id; rows of the table may be left that no token has."""
+        return None if self.tokenizer is None else self.tokenizer.inner.id_to_token(number)
+
     def special(self, text: str) -> list[bool]:
         """For every token, whether it is special ([CLS], [SEP], …) and no word of the text."""
         return list(self.encode(text).special)
