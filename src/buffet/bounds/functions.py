@@ -107,6 +107,7 @@ def _bisect(f: Map, low: float, high: float) -> float:
 
 _ROOT_HALF = math.sqrt(0.5)
 _CUBIC = 0.044715
+_FURTHEST = 0.1  # of the distance from −t: longer Newton steps are noise
 _TWICE_C = 2 * math.sqrt(2 / math.pi)  # gelu_tanh is x·σ(2√(2/π)(x + 0.044715x³)), as (1 + tanh y)/2 = σ(2y)
 
 
@@ -143,8 +144,9 @@ class _Branch:
 
     The table is even in a variable v(k) in which the inverse is smooth, also at k = f'(−t) where it has a
     square root singularity: ``v = √(k − f'(−t))`` on the piece that rises to the right, and
-    ``v = √log(f'(−t)/k)`` on the left one, whose k fades like exp(−x²/2). Interpolation leaves an error
-    below 1e-4, relative to the distance from −t, and two Newton steps leave rounding only.
+    ``v = √−log(k/f'(−t))`` on the left one, whose k fades like exp(−x²/2), or exp(x). Interpolation leaves
+    an error below 1e-2, relative to the distance from −t, and two Newton steps leave rounding only. A longer
+    step is noise: f'' vanishes at −t.
     """
 
     slopes: Slopes
@@ -173,9 +175,11 @@ class _Branch:
         index = place.long().clamp_(max=len(self.nodes) - 2)
         nodes = self.nodes.to(slope.device)
         x = torch.lerp(nodes.take(index), nodes.take(index + 1), place - index)
+        furthest = _FURTHEST * (x - nodes[0]).abs()
         for _ in range(steps):
             first, second = self.slopes(x)
-            x = x - ((first - slope) / second).nan_to_num(nan=0.0)  # 0/0 only at −t itself
+            step = ((first - slope) / second).nan_to_num(nan=0.0)  # 0/0 only at −t itself
+            x = x - torch.minimum(torch.maximum(step, -furthest), furthest)
         return torch.where(known, x, math.nan)
 
 
@@ -188,9 +192,10 @@ def _gelu_entry(value: Map, slopes: Slopes) -> Function:
     turn = _bisect(lambda x: -slopes(x)[1], 0.5, 3.0)
     valley = _bisect(lambda x: slopes(x)[0], -turn, 0.0)
     # beyond the tail |f'| < 1e-280: what happens there is far below the rounding of x itself
-    tail = _bisect(lambda x: slopes(-x)[0] + 1e-280, turn, 40.0)
+    tail = _bisect(lambda x: slopes(-x)[0] + 1e-280, turn, 800.0)
     least = float(slopes(torch.tensor(-turn, dtype=torch.float64))[0])
-    outer = _Branch.tabulate(slopes, lambda k: torch.sqrt(torch.log(least / k)), -turn, -tail)
+    # k/least rounds to no more than 1; least/k, which torch computes as (1/k)·least, may round below it
+    outer = _Branch.tabulate(slopes, lambda k: torch.sqrt(-torch.log(k / least)), -turn, -tail)
     inner = _Branch.tabulate(slopes, lambda k: torch.sqrt(k - least), -turn, 0.0)
 
     def minima(slope: Tensor, steps: int = 2) -> tuple[Tensor, ...]:
