@@ -17,7 +17,7 @@ from buffet.regions import CandidateSet, LpBall
 from buffet.soundness import Progress, campaign, case_of, check_bounds, known_methods, points_of
 from buffet.soundness.campaign import engine_of
 from buffet.soundness.claims import check_margins, check_verdicts
-from buffet.soundness.mutants import SEEDS, Mutant, broken, evidence, hunt
+from buffet.soundness.mutants import SEEDS, Mutant, Patch, evidence, hunt
 from buffet.soundness.mutations import MUTANTS
 from buffet.soundness.planted import planted_case
 from buffet.verify import Engine, bound_margins
@@ -132,7 +132,7 @@ def test_mutants_are_noticed(mutant):
 
 def test_mutants_leave_the_engine_as_it_was():
     right = vars(Relaxer)["__call__"]
-    with broken(Relaxer, "__call__", lambda right: None)():
+    with Patch(Relaxer, "__call__", lambda right: None)():
         assert vars(Relaxer)["__call__"] is None
     assert vars(Relaxer)["__call__"] is right
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 20
@@ -140,7 +140,7 @@ def test_mutants_leave_the_engine_as_it_was():
 
 def test_a_harmless_mutant_is_not_noticed(monkeypatch):
     monkeypatch.setattr("buffet.soundness.mutants.SEEDS", (28,))
-    harmless = Mutant("none", "nothing", broken(LpBall, "minimise", lambda right: right), ("interval",))
+    harmless = Mutant("none", "nothing", Patch(LpBall, "minimise", lambda right: right), ("interval",))
     assert hunt(harmless).violation is None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, product
@@ -31,12 +31,31 @@ Wrong = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
+class Patch:
+    """A context in which an attribute (of a table: an entry) of `owner` is `wrong` of the right one."""
+
+    owner: Any
+    name: str
+    wrong: Wrong
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        table = isinstance(self.owner, dict)
+        right = self.owner[self.name] if table else vars(self.owner)[self.name]
+        _put(self.owner, self.name, self.wrong(right), table)
+        try:
+            yield
+        finally:
+            _put(self.owner, self.name, right, table)
+
+
+@dataclass(frozen=True)
 class Mutant:
     """One mistake: how to make it, and the methods it must show in."""
 
     name: str
     what: str
-    patch: Callable[[], AbstractContextManager[None]]
+    patch: Patch
     methods: tuple[str, ...]
     seeds: tuple[int, ...] = ()  # cases in which it is likely to show, tried first
 
@@ -49,22 +68,6 @@ class Caught:
     what: str
     violation: Violation | None  # None: it was not noticed
     seconds: float
-
-
-def broken(owner: Any, name: str, wrong: Wrong) -> Callable[[], AbstractContextManager[None]]:
-    """A context in which an attribute (of a table: an entry) of `owner` is `wrong` of the right one."""
-    table = isinstance(owner, dict)
-
-    @contextmanager
-    def context() -> Iterator[None]:
-        right = owner[name] if table else vars(owner)[name]
-        _put(owner, name, wrong(right), table)
-        try:
-            yield
-        finally:
-            _put(owner, name, right, table)
-
-    return context
 
 
 def _put(owner: Any, name: str, value: Any, table: bool) -> None:

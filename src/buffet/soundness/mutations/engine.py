@@ -12,12 +12,14 @@ from torch import Tensor
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
-from buffet.bounds.pieces import AddPiece, CenterPiece, LinesPiece, PlanesPiece, PoolPiece
+from buffet.bounds.pieces import AddPiece, CenterPiece, LinesPiece, PoolPiece, _Signed
 from buffet.bounds.substitution import Bounds
+from buffet.learning.adam import Adam
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.soundness.mutants import Mutant, broken, changed_result
+from buffet.soundness.mutants import Mutant, Patch, changed_result
 
 LINES = ("baseline", "backward")
+LEARNED = ("o-buffet", "lse+o-buffet", "backward, learned margin")
 VERIFY = import_module("buffet.verify")  # the package has a function of this name
 
 
@@ -34,6 +36,10 @@ def _other_sides(right: Any) -> Any:
 
 def _no_bias(right: Any) -> Any:
     return lambda self, rows: (right(self, rows)[0], None)
+
+
+def _nothing(right: Any) -> Any:
+    return lambda *args: torch.zeros_like(right(*args))
 
 
 def _one_branch(right: Any) -> Any:
@@ -69,24 +75,24 @@ def _forgotten_row(right: Any) -> Any:
 
 FORMS = ("forward", "baseline")
 _LINEAR = (
-    Mutant("sign split", "the wrong side", broken(Rows, "parts", _other_parts), LINES),
-    Mutant("forms exchanged", "lower for upper, pulled", broken(Form, "compose", _other_sides), FORMS),
-    Mutant("forms pushed", "lower for upper, pushed", broken(Form, "through", _other_sides), FORMS),
-    Mutant("pushed constants", "lost", broken(Form, "plus", lambda right: lambda self, *c: self), FORMS),
-    Mutant("lines' constants", "lost when pulled", broken(LinesPiece, "pull", _no_bias), LINES),
-    Mutant("planes' constants", "lost when pulled", broken(PlanesPiece, "pull", _no_bias), LINES),
-    Mutant("residual", "one branch lost", broken(AddPiece, "pull", _one_branch), LINES),
-    Mutant("own token", "lost beside attention", broken(Rows, "__add__", _unmixed), LINES, (231,)),
-    Mutant("mean", "not taken off", broken(CenterPiece, "pull", _one_branch), LINES),
-    Mutant("pooling", "weights that sum to 0.9", broken(PoolPiece, "pull", _small_weights), LINES, (28,)),
-    Mutant("one word", "the last moved one forgotten", broken(Local, "compose", _first_words_only), LINES),
+    Mutant("sign split", "the wrong side", Patch(Rows, "parts", _other_parts), LINES),
+    Mutant("forms exchanged", "lower for upper, pulled", Patch(Form, "compose", _other_sides), FORMS),
+    Mutant("forms pushed", "lower for upper, pushed", Patch(Form, "through", _other_sides), FORMS),
+    Mutant("pushed constants", "lost", Patch(Form, "plus", lambda right: lambda self, *c: self), FORMS),
+    Mutant("lines' constants", "lost when pulled", Patch(LinesPiece, "pull", _no_bias), LINES),
+    Mutant("planes' constants", "lost when pulled", Patch(_Signed, "contract", _nothing), LINES),
+    Mutant("residual", "one branch lost", Patch(AddPiece, "pull", _one_branch), LINES),
+    Mutant("own token", "lost beside attention", Patch(Rows, "__add__", _unmixed), LINES, (231,)),
+    Mutant("mean", "not taken off", Patch(CenterPiece, "pull", _one_branch), LINES),
+    Mutant("pooling", "weights that sum to 0.9", Patch(PoolPiece, "pull", _small_weights), LINES, (28,)),
+    Mutant("one word", "the last moved one forgotten", Patch(Local, "compose", _first_words_only), LINES),
     Mutant(
-        "one row", "the last moved one taken for still", broken(Bounds, "box_of_local", _forgotten_row), LINES
+        "one row", "the last moved one taken for still", Patch(Bounds, "box_of_local", _forgotten_row), LINES
     ),
     Mutant(
         "rounding",
         "allowance of the wrong sign",
-        broken(Bounds, "rounding", lambda right: property(lambda self: -right.fget(self))),
+        Patch(Bounds, "rounding", lambda right: property(lambda self: -right.fget(self))),
         LINES,
         (32,),
     ),
@@ -138,22 +144,22 @@ def _smaller(ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 _REGIONS = (
-    Mutant("dual norm", "p for q", broken(LpBall, "q", _same_norm), LINES, (185,)),
+    Mutant("dual norm", "p for q", Patch(LpBall, "q", _same_norm), LINES, (185,)),
     Mutant(
-        "small ball", "1 % too small", broken(LpBall, "minimise", changed_result(lambda v: 0.99 * v)), LINES
+        "small ball", "1 % too small", Patch(LpBall, "minimise", changed_result(lambda v: 0.99 * v)), LINES
     ),
     Mutant(
-        "other tasks", "sizes exchanged", broken(LpBall, "_outer", changed_result(lambda v: v.flip(0))), LINES
+        "other tasks", "sizes exchanged", Patch(LpBall, "_outer", changed_result(lambda v: v.flip(0))), LINES
     ),
-    Mutant("words", "the largest for the sum", broken(LpBall, "minimise", _largest_word), LINES, (231,)),
+    Mutant("words", "the largest for the sum", Patch(LpBall, "minimise", _largest_word), LINES, (231,)),
     Mutant(
-        "ball's extent", "a tenth small", broken(LpBall, "extent", changed_result(_smaller)), ("interval",)
+        "ball's extent", "a tenth small", Patch(LpBall, "extent", changed_result(_smaller)), ("interval",)
     ),
-    Mutant("box ends", "the largest for the smallest", broken(Box, "minimise", _other_ends), LINES, (28,)),
+    Mutant("box ends", "the largest for the smallest", Patch(Box, "minimise", _other_ends), LINES, (28,)),
     Mutant(
-        "last candidate", "forgotten", broken(CandidateSet, "minimise", _without_last_choice), LINES, (282,)
+        "last candidate", "forgotten", Patch(CandidateSet, "minimise", _without_last_choice), LINES, (282,)
     ),
-    Mutant("budget", "one word too few", broken(CandidateSet, "minimise", _smaller_budget), LINES, (282,)),
+    Mutant("budget", "one word too few", Patch(CandidateSet, "minimise", _smaller_budget), LINES, (282,)),
 )
 
 # --- learning and verdicts ----------------------------------------------------------------------------------
@@ -163,6 +169,15 @@ def _unprojected(right: Any) -> Any:
     def wrong(self: Relaxer, *args: Any) -> Any:
         learned = {i: {k: 1.5 * v for k, v in shares.items()} for i, shares in self.learned.items()}
         return right(replace(self, learned=learned), *args)
+
+    return wrong
+
+
+def _beyond(right: Any) -> Any:
+    def wrong(self: Adam, *args: Any) -> None:
+        right(self, *args)
+        with torch.no_grad():
+            self.sheet.values.mul_(2.0).sub_(0.5)
 
     return wrong
 
@@ -177,11 +192,12 @@ def _first_class_only(right: Any) -> Any:
 
 _VERDICTS = (
     Mutant(
-        "shares", "not kept in [0, 1]", broken(Relaxer, "__call__", _unprojected), ("lse", "baseline"), (311,)
+        "shares", "not kept in [0, 1]", Patch(Relaxer, "__call__", _unprojected), ("lse", "baseline"), (311,)
     ),
-    Mutant("NaN", "counts as a proof", broken(VERIFY, "proven", _nan_proves), LINES, (43,)),
+    Mutant("projection", "steps that leave [0, 1]", Patch(Adam, "descend", _beyond), LEARNED, (311,)),
+    Mutant("NaN", "counts as a proof", Patch(VERIFY, "proven", _nan_proves), LINES, (43,)),
     Mutant(
-        "one class", "the others not looked at", broken(VERIFY, "proven", _first_class_only), LINES, (311,)
+        "one class", "the others not looked at", Patch(VERIFY, "proven", _first_class_only), LINES, (311,)
     ),
 )
 

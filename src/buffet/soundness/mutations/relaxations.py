@@ -16,7 +16,7 @@ from buffet.bounds.functions import FUNCTIONS
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import SoftmaxPiece
 from buffet.program import Affine, Normalise, Softmax
-from buffet.soundness.mutants import Mutant, Wrong, broken, changed_fields, changed_result, forced, narrowed
+from buffet.soundness.mutants import Mutant, Patch, Wrong, changed_fields, changed_result, forced, narrowed
 
 
 def _nowhere(slope: Tensor) -> tuple[Tensor, ...]:
@@ -69,54 +69,54 @@ def _other_extrema(f: Any) -> Any:
 LINES = ("baseline", "backward")
 _RELAXATIONS = (
     Mutant(
-        "raised line", "lower lines 5 % too high", broken(choices, "relax", changed_result(_raised)), LINES
+        "raised line", "lower lines 5 % too high", Patch(choices, "relax", changed_result(_raised)), LINES
     ),
     Mutant(
-        "lowered line", "upper lines 5 % too low", broken(choices, "relax", changed_result(_lowered)), LINES
+        "lowered line", "upper lines 5 % too low", Patch(choices, "relax", changed_result(_lowered)), LINES
     ),
     Mutant(
         "exchanged lines",
         "lower for upper",
-        broken(choices, "relax", changed_result(_exchanged_lines)),
+        Patch(choices, "relax", changed_result(_exchanged_lines)),
         LINES,
     ),
-    Mutant("no intercepts", "dropped", broken(choices, "relax", changed_result(_without_intercepts)), LINES),
+    Mutant("no intercepts", "dropped", Patch(choices, "relax", changed_result(_without_intercepts)), LINES),
     Mutant(
-        "shifted tangent", "touching points ignored", broken(relaxations, "_intercepts", _ends_only), LINES
+        "shifted tangent", "touching points ignored", Patch(relaxations, "_intercepts", _ends_only), LINES
     ),
     Mutant(
         "wrong chord",
         "drawn to nine tenths",
-        broken(relaxations, "_intercepts", _short_interval),
+        Patch(relaxations, "_intercepts", _short_interval),
         LINES,
         (311,),
     ),
-    Mutant("tanh side", "minima for maxima", broken(FUNCTIONS, "tanh", _other_extrema), LINES),
+    Mutant("tanh side", "minima for maxima", Patch(FUNCTIONS, "tanh", _other_extrema), LINES),
     Mutant(
         "gelu tangent",
         "minima unknown",
-        broken(FUNCTIONS, "gelu", changed_fields(minima=_nowhere)),
+        Patch(FUNCTIONS, "gelu", changed_fields(minima=_nowhere)),
         LINES,
         (185,),
     ),
-    Mutant("exp tangent", "minima unknown", broken(FUNCTIONS, "exp", changed_fields(minima=_nowhere)), LINES),
+    Mutant("exp tangent", "minima unknown", Patch(FUNCTIONS, "exp", changed_fields(minima=_nowhere)), LINES),
     Mutant(
         "1/x tangent",
         "minima unknown",
-        broken(FUNCTIONS, "reciprocal", changed_fields(minima=_nowhere)),
+        Patch(FUNCTIONS, "reciprocal", changed_fields(minima=_nowhere)),
         LINES,
         (311,),
     ),
     Mutant(
-        "1/√x tangent", "minima unknown", broken(FUNCTIONS, "rsqrt", changed_fields(minima=_nowhere)), LINES
+        "1/√x tangent", "minima unknown", Patch(FUNCTIONS, "rsqrt", changed_fields(minima=_nowhere)), LINES
     ),
     Mutant(
-        "x² tangent", "minima unknown", broken(FUNCTIONS, "square", changed_fields(minima=_nowhere)), LINES
+        "x² tangent", "minima unknown", Patch(FUNCTIONS, "square", changed_fields(minima=_nowhere)), LINES
     ),
     Mutant(
         "x² valley",
         "range from the ends only",
-        broken(FUNCTIONS, "square", changed_fields(valley=-math.inf)),
+        Patch(FUNCTIONS, "square", changed_fields(valley=-math.inf)),
         ("interval", "baseline"),
     ),
 )
@@ -161,24 +161,24 @@ def _alpha(value: float) -> Wrong:
 PLANES = ("baseline", "backward")
 _PRODUCTS = (
     Mutant(
-        "exchanged planes", "L for U", broken(choices, "planes", changed_result(_exchanged_planes)), PLANES
+        "exchanged planes", "L for U", Patch(choices, "planes", changed_result(_exchanged_planes)), PLANES
     ),
     Mutant(
-        "one slope", "U1 with L1's slope in x", broken(choices, "planes", changed_result(_one_slope)), PLANES
+        "one slope", "U1 with L1's slope in x", Patch(choices, "planes", changed_result(_one_slope)), PLANES
     ),
-    Mutant("no constants", "planes through 0", broken(choices, "planes", _constants(0.0)), PLANES),
-    Mutant("wrong sign", "of the constants", broken(choices, "planes", _constants(-1.0)), PLANES),
-    Mutant("small constants", "a tenth smaller", broken(choices, "planes", _constants(0.9)), PLANES),
-    Mutant("α above 1", "α = 1.5", broken(choices, "planes", _alpha(1.5)), PLANES),
-    Mutant("α below 0", "α = −0.5", broken(choices, "planes", _alpha(-0.5)), PLANES),
+    Mutant("no constants", "planes through 0", Patch(choices, "planes", _constants(0.0)), PLANES),
+    Mutant("wrong sign", "of the constants", Patch(choices, "planes", _constants(-1.0)), PLANES),
+    Mutant("small constants", "a tenth smaller", Patch(choices, "planes", _constants(0.9)), PLANES),
+    Mutant("α above 1", "α = 1.5", Patch(choices, "planes", _alpha(1.5)), PLANES),
+    Mutant("α below 0", "α = −0.5", Patch(choices, "planes", _alpha(-0.5)), PLANES),
     Mutant(
         "two α",
         "constant for another α",
-        broken(products, "_constant", _constant_at_zero),
+        Patch(products, "_constant", _constant_at_zero),
         ("middle", "dual"),
     ),
-    Mutant("nothing left", "of products as a whole", broken(choices, "whole_of", _reach(0.0)), PLANES),
-    Mutant("half left", "of products as a whole", broken(choices, "whole_of", _reach(0.5)), PLANES),
+    Mutant("nothing left", "of products as a whole", Patch(choices, "whole_of", _reach(0.0)), PLANES),
+    Mutant("half left", "of products as a whole", Patch(choices, "whole_of", _reach(0.5)), PLANES),
 )
 
 # --- softmax ------------------------------------------------------------------------------------------------
@@ -222,29 +222,32 @@ def _mixed_twice(right: Any) -> Any:
 
 LSE = ("lse", "backward, differences")
 _SOFTMAX = (
-    Mutant("LSE intercept", "0.001 too low", broken(softmax, "_above", _low_intercept), LSE),
-    Mutant("LSE chord", "over a range a fifth too small", broken(softmax, "_above", _narrow_above), LSE),
-    Mutant("ER chord", "a tangent instead", broken(softmax, "_chord_at", _tangent_for_chord), LSE),
+    Mutant("LSE intercept", "0.001 too low", Patch(softmax, "_above", _low_intercept), LSE),
+    Mutant("LSE chord", "over a range a fifth too small", Patch(softmax, "_above", _narrow_above), LSE),
+    Mutant("ER chord", "a tangent instead", Patch(softmax, "_chord_at", _tangent_for_chord), LSE),
     Mutant(
         "mixture",
         "weight 2 for L_ER, −1 for L_LSE",
-        broken(choices, "softmax_piece", _mixed_twice),
+        Patch(choices, "softmax_piece", _mixed_twice),
         LSE,
         (32,),
     ),
     Mutant(
-        "Σp shift", "not added back for one weight", broken(SoftmaxPiece, "pull", _part_of_the_shift), LSE
+        "Σp shift",
+        "not added back for one weight",
+        Patch(SoftmaxPiece, "pull", _part_of_the_shift),
+        ("backward, lse", "backward, differences"),
     ),
     Mutant(
         "difference range",
         "a fifth too small",
-        broken(softmax, "difference_range", _narrow_differences),
+        Patch(softmax, "difference_range", _narrow_differences),
         LSE,
     ),
     Mutant(
         "weight range",
         "from differences a fifth too close",
-        broken(intervals, "difference_range", _narrow_differences),
+        Patch(intervals, "difference_range", _narrow_differences),
         ("backward, differences",),
     ),
 )
@@ -274,15 +277,15 @@ _INTERVALS = (
     Mutant(
         "softmax range",
         "a fifth too small",
-        broken(propagation, "interval", _tight(Softmax)),
+        Patch(propagation, "interval", _tight(Softmax)),
         ("interval",),
         (116,),
     ),
-    Mutant("exp·1/Σ range", "a fifth too small", broken(propagation, "interval", _tight(Normalise)), LINES),
+    Mutant("exp·1/Σ range", "a fifth too small", Patch(propagation, "interval", _tight(Normalise)), LINES),
     Mutant(
         "variance range",
         "a fifth too small",
-        broken(propagation, "interval", _tight(Affine, _is_variance)),
+        Patch(propagation, "interval", _tight(Affine, _is_variance)),
         BOXES,
     ),
 )
