@@ -1,0 +1,277 @@
+"""Mistakes in regions, in what is compared with a claim, and in what is said of a deployed run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from buffet_checker import (
+    cells,
+    certificate,
+    deployed,
+    pieces,
+    regions,
+    rows,
+    substitution,
+)
+from buffet_checker.functions import Function
+from buffet_checker.substitution import Claimed
+from checker_mutants.wrong import (
+    NONE,
+    Mutant,
+    Wrong,
+    fixed,
+    half,
+    nothing,
+    only,
+    result,
+)
+
+check = import_module("buffet_checker.check")  # the package has a function of this name
+
+
+# --- regions ------------------------------------------------------------------------------------------------
+
+
+def _raised(when: Callable[[Any], bool]) -> Wrong:
+    """Minima that are a billionth too large."""
+    return lambda right: (
+        lambda self, form: right(self, form) * (1 - 1e-9) if when(self) else right(self, form)
+    )
+
+
+def _other_norm(right: Any) -> Any:
+    dual = {1.0: math.inf, math.inf: 1.0, 1.5: 3.0, 3.0: 1.5}
+    return lambda self, form: right(replace(self, p=dual.get(self.p, self.p)), form)
+
+
+def _free_gain(right: Any) -> Any:
+    def wrong(self: regions.Cell, form: Any) -> Any:
+        nearer = replace(self, low=tuple(v + 1e-9 for v in self.low), high=tuple(v - 1e-9 for v in self.high))
+        return right(nearer, form)
+
+    return wrong
+
+
+def _one_fewer(right: Any) -> Any:
+    return lambda self, form: right(replace(self, budget=self.budget - 1), form)
+
+
+def _known_offsets(right: Any) -> Any:
+    return lambda self, form: right(replace(self, error=0 * self.error), form)
+
+
+def _first_choice(right: Any) -> Any:
+    return lambda self, form: right(replace(self, offsets=self.offsets[:, :1], error=self.error[:, :1]), form)
+
+
+def _same_rounding(right: Any) -> Any:
+    """Ends of a box without the rounding of their difference to the rows."""
+
+    def wrong(claim: Any, given: Any, tensors: Any) -> Any:
+        region = right(claim, given, tensors)
+        if type(region) is regions.Box:
+            low, high = np.nextafter(region.lower, np.inf), np.nextafter(region.upper, -np.inf)
+            return replace(region, lower=low, upper=high)
+        return region
+
+    return wrong
+
+
+_REGIONS = (
+    *(
+        Mutant(f"minimum over L{p:g}", regions.Ball, "minimum", _raised(lambda self, p=p: self.p == p))
+        for p in (1.0, 1.5, 2.0, 3.0, math.inf)
+    ),
+    Mutant("dual norm", regions.Ball, "minimum", _other_norm),
+    Mutant("errors of powers", regions, "FUNCTION", fixed(0.0)),
+    Mutant("unit of a norm", regions, "U", fixed(0.0)),
+    Mutant("minimum over a box", regions.Box, "minimum", _raised(lambda self: True)),
+    Mutant("ends of a box", check, "region_of", _same_rounding),
+    Mutant("reach of a region", regions.Region, "reach", result(half)),
+    Mutant("minimum over candidates", regions.Candidates, "minimum", _raised(lambda self: True)),
+    Mutant("budget", regions.Candidates, "minimum", _one_fewer),
+    Mutant("last candidate", regions.Candidates, "minimum", _first_choice),
+    Mutant("offsets of candidates", regions.Candidates, "minimum", _known_offsets),
+    Mutant("minimum over a cell", regions.Cell, "minimum", _raised(lambda self: True)),
+    Mutant("planes of a cell", regions.Cell, "minimum", _free_gain),
+    Mutant("moved rows", rows.Local, "compose", lambda right: _first_word(right)),
+)
+
+
+def _first_word(right: Any) -> Any:
+    def wrong(self: rows.Local, given: Any, moved: Any) -> Any:
+        found = right(self, given, moved)
+        if len(found) > 1:
+            found[1:] *= 1 - 1e-9
+        return found
+
+    return wrong
+
+
+# --- what a certificate claims ------------------------------------------------------------------------------
+
+
+def _hashes(right: Any) -> Any:
+    return lambda found, checkpoint: right(replace(found, model=dict(checkpoint.hashes)), checkpoint)
+
+
+def _input(right: Any) -> Any:
+    def wrong(found: Any, checkpoint: Any) -> Any:
+        stored = np.ascontiguousarray(found.tensors.stored.tensors["center"])
+        return right(replace(found, input=check.sha256(stored.tobytes())), checkpoint)
+
+    return wrong
+
+
+def _claim(**changed: Callable[[Any, Any], Any]) -> Wrong:
+    """A proof of another claim than the one that is made."""
+
+    def wrong(right: Any) -> Any:
+        def prove(found: Any, claim: Any, checkpoint: Any, given: Any) -> Any:
+            nodes = check.build(checkpoint, given, found.label, claim.graph)[0]
+            fields = {name: change(claim, nodes) for name, change in changed.items()}
+            return right(found, replace(claim, **fields), checkpoint, given)
+
+        return prove
+
+    return wrong
+
+
+def _unchecked_boxes(right: Any) -> Any:
+    def wrong(self: Claimed, index: int, node: Any) -> None:
+        claimed = self.tensors.get(f"{self.claim.number}.box.{index}", [(2, *self.values[index].shape)])
+        if claimed is not None:
+            self.boxes[index] = claimed[0], claimed[1]
+            self.derived.pop(index, None)
+        right(self, index, node)
+
+    return wrong
+
+
+def _all_shares(right: Any) -> Any:
+    return lambda self, name, shapes, share=False: right(self, name, shapes, False)
+
+
+def _margins(claim: Any, nodes: Any) -> tuple[float, ...]:
+    return (1e-9,) * len(nodes[-1].bias)
+
+
+_CLAIMS = (
+    Mutant("hashes of the model", check, "_rows", _hashes, "forgery"),
+    Mutant("hash of the input", check, "_rows", _input, "forgery"),
+    Mutant("margins", check, "_prove", _claim(margins=_margins), "forgery"),
+    Mutant("nodes", check, "_prove", _claim(kinds=lambda c, nodes: tuple(n.kind for n in nodes)), "forgery"),
+    Mutant("boxes", Claimed, "_settle", _unchecked_boxes, "forgery"),
+    Mutant("shares", certificate.Tensors, "get", _all_shares, "forgery"),
+    Mutant("arrays left over", certificate.Tensors, "leftover", fixed(lambda self: None), "forgery"),
+    Mutant("coverage", cells, "_check_cover", fixed(lambda claims: None), "forgery"),
+    Mutant("meeting of two derivations", substitution, "_meet", lambda right: _first_kept(right)),
+)
+
+
+def _first_kept(right: Any) -> Any:
+    def wrong(a: Any, b: Any) -> Any:
+        low, high, below, above = right(a, b)
+        return low + 1e-9 * (high - low), high, below, above
+
+    return wrong
+
+
+# --- a deployed run -----------------------------------------------------------------------------------------
+
+
+def _rounding_of(kind: str) -> Wrong:
+    return lambda right: (
+        lambda nodes, index, *rest: right(nodes, index, *rest) * (0.0 if nodes[index].kind == kind else 1.0)
+    )
+
+
+def _strain_of(when: Callable[[Any, Any], bool]) -> Wrong:
+    return only(lambda node, piece, *rest: when(node, piece), nothing)
+
+
+def _wobble(right: Any) -> Any:
+    def wrong(self: Claimed, *args: Any) -> Any:
+        form = right(self, *args)
+        return rows.Form(form.lower, form.upper, 0.5 * form.wobble)
+
+    return wrong
+
+
+def _local_wobble(right: Any) -> Any:
+    def wrong(self: Claimed, index: int, node: Any) -> None:
+        right(self, index, node)
+        if index in self.locals:
+            self.locals[index] = replace(self.locals[index], wobble=0.5 * self.locals[index].wobble)
+
+    return wrong
+
+
+def _no_escape(right: Any) -> Any:
+    def wrong(self: Claimed, index: int, node: Any) -> None:
+        right(self, index, node)
+        self.escapes[index] = 0.5 * self.escapes[index]
+
+    return wrong
+
+
+_DEPLOYED = (
+    *(
+        Mutant(f"rounding of {kind}", substitution, "local_rounding", _rounding_of(kind), "slack")
+        for kind in (
+            "affine",
+            "diagonal",
+            "center",
+            "mean",
+            "add",
+            "scores",
+            "mix",
+            "rescale",
+            "softmax",
+            "normalise",
+            "apply",
+        )
+    ),
+    Mutant("sums in float32", deployed, "_gamma", NONE, "slack"),
+    Mutant("sizes of products", deployed, "_products", result(half), "slack"),
+    *(
+        Mutant(f"units of {name}", deployed, "_UNITS", lambda units, name=name: {**units, name: 0.0}, "slack")
+        for name in ("tanh", "gelu", "gelu_tanh", "square", "rsqrt")
+    ),
+    Mutant(
+        "strain of lines",
+        substitution,
+        "strain",
+        _strain_of(lambda node, piece: isinstance(piece, pieces.LinesPiece)),
+        "slack",
+    ),
+    Mutant(
+        "strain of softmax",
+        substitution,
+        "strain",
+        _strain_of(lambda node, p: node.kind == "softmax"),
+        "slack",
+    ),
+    Mutant(
+        "strain of products",
+        substitution,
+        "strain",
+        _strain_of(lambda node, piece: isinstance(piece, pieces.PlanesPiece)),
+        "slack",
+    ),
+    Mutant("overshoot", deployed, "_overshoot", result(half), "slack"),
+    Mutant("slopes beyond an end", Function, "slopes", result(lambda s: (half(s[0]), half(s[1]))), "slack"),
+    Mutant("drift", substitution, "drift", result(half), "slack"),
+    Mutant("variation", deployed, "_variation", result(half), "slack"),
+    Mutant("escapes", Claimed, "_settle", _no_escape, "slack"),
+    Mutant("wobble of pushed forms", Claimed, "_pushed", _wobble, "slack"),
+    Mutant("wobble of exact forms", Claimed, "_visit", _local_wobble, "slack"),
+)
+
+MUTANTS: tuple[Mutant, ...] = (*_REGIONS, *_CLAIMS, *_DEPLOYED)

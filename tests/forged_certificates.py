@@ -1,0 +1,104 @@
+"""Certificates that claim what no proof could show: true ones altered by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import numpy as np
+
+from buffet_checker.network import Checkpoint
+from corruptions import Opened
+from false_certificates import base
+
+
+def _claimed_margins(opened: Opened) -> None:
+    opened.claim["margins"] = [100.0 for _ in opened.claim["margins"]]
+
+
+def _no_margin(opened: Opened) -> None:
+    opened.claim["margins"] = [0.0 for _ in opened.claim["margins"]]
+
+
+def _fewer_margins(opened: Opened) -> None:
+    opened.claim["margins"].pop()
+
+
+def _tight_boxes(opened: Opened) -> None:
+    for name, value in opened.tensors.items():
+        if ".box." in name:
+            opened.tensors[name] = value * 0.5
+
+
+def _alpha(opened: Opened) -> None:
+    kinds = opened.claim["nodes"]
+    for name, value in opened.tensors.items():
+        if name.count(".") == 3 and kinds[int(name.split(".")[2])] in ("scores", "mix", "normalise"):
+            opened.tensors[name] = np.full_like(value, 1.0001)
+
+
+def _other_model(opened: Opened) -> None:
+    opened.head["model"]["model.safetensors"] = "0" * 64
+
+
+def _other_config(opened: Opened) -> None:
+    opened.head["model"]["config.json"] = "0" * 64
+
+
+def _other_input(opened: Opened) -> None:
+    opened.head["input"] = "0" * 64
+
+
+def _other_nodes(opened: Opened) -> None:
+    opened.claim["nodes"][3] = "identity"
+
+
+def _more_tensors(opened: Opened) -> None:
+    opened.tensors["more"] = np.zeros(2, np.float32)
+
+
+def _lost_cell(opened: Opened) -> None:
+    opened.head["claims"].pop()
+    opened.tensors = {k: v for k, v in opened.tensors.items() if not k.startswith("1.")}
+
+
+def _gap(opened: Opened) -> None:
+    region = opened.head["claims"][1]["region"]
+    region["lower"] = [region["lower"][0] + 1e-6]
+
+
+def _other_ball(opened: Opened) -> None:
+    opened.head["claims"][1]["region"]["eps"] *= 0.5
+
+
+def _huge(opened: Opened) -> None:
+    box = next(name for name in opened.tensors if ".box." in name)
+    opened.tensors[box] = opened.tensors[box] * 1e200 + np.array([-1e200, 1e200])[:, None, None]
+
+
+FORGED: Mapping[str, tuple[str, Callable[[Opened], None]]] = {
+    "larger margins": ("baseline", _claimed_margins),
+    "margins of 0": ("baseline", _no_margin),
+    "a margin too few": ("baseline", _fewer_margins),
+    "tighter boxes": ("baseline", _tight_boxes),
+    "a share above 1": ("baseline", _alpha),
+    "other weights": ("baseline", _other_model),
+    "another configuration": ("baseline", _other_config),
+    "other rows": ("baseline", _other_input),
+    "another network": ("baseline", _other_nodes),
+    "an array too many": ("baseline", _more_tensors),
+    "a cell too few": ("cells", _lost_cell),
+    "a gap between cells": ("cells", _gap),
+    "cells of two balls": ("cells", _other_ball),
+    "absurd numbers": ("baseline", _huge),
+}
+
+
+@cache
+def forged(name: str) -> tuple[bytes, Checkpoint]:
+    """A certificate that claims what it does not prove."""
+    source, change = FORGED[name]
+    known = base(source)
+    opened = Opened.of(known.content)
+    change(opened)
+    return opened.close(), known.checkpoint
