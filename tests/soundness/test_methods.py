@@ -18,12 +18,13 @@ from buffet.soundness import Progress, campaign, case_of, check_bounds, known_me
 from buffet.soundness.campaign import engine_of
 from buffet.soundness.claims import check_margins, check_verdicts
 from buffet.soundness.mutants import SEEDS, Mutant, Patch, evidence, hunt
-from buffet.soundness.mutations import MUTANTS
+from buffet.soundness.mutations import MUTANTS, engine, relaxations
 from buffet.soundness.planted import planted_case
 from buffet.verify import Engine, bound_margins
 
 PLAIN = [name for name, method in METHODS.items() if method.optimise == "none"]
-QUICK = [m for m in MUTANTS[::2] if m.name not in ("one class", "own token", "NaN", "forms exchanged")]
+COMMON = (*relaxations.MUTANTS, *engine.MUTANTS)
+QUICK = [m for m in COMMON[::2] if m.name not in ("one class", "own token", "NaN", "forms exchanged")]
 LEARNED = [name for name, method in METHODS.items() if method.optimise != "none"]
 
 

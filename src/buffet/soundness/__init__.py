@@ -11,6 +11,8 @@ points     points that try to break a bound
 claims     what a method claims, held against points
 campaign   every method on many cases
 mutants    the same against an engine that is broken on purpose (`mutations`): it has to be noticed
+staged     cases for mistakes that random networks hide
+exact      claims that have to hold to the last bit
 """
 
 from buffet.soundness.campaign import Progress, Tally, campaign, case_of, check_bounds, known_methods

@@ -2,7 +2,8 @@
 
 A mutant replaces one attribute of one module, class or table of the engine while a context is open; nothing
 in the engine knows of it. `mutations` has the table of what is broken. A mutant is caught if some case of a
-short list, by one of the methods it concerns, shows a violation; without it the same cases show none.
+short list, or one that is `staged` for it, shows a violation by one of the methods it concerns, or if a claim
+is wrong in its last bits (`exact`). Without it the same cases and claims show none.
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ from typing import Any
 
 from torch import Tensor
 
+from buffet.methods import Method, method_named
+from buffet.regions import Cell
 from buffet.soundness.campaign import case_of, check_bounds, engine_of, known_methods
 from buffet.soundness.claims import Finding, Violation, check_verdicts
+from buffet.soundness.claims import _compare as held_against
+from buffet.soundness.exact import check_exactly
 from buffet.soundness.points import Points, points_of
+from buffet.soundness.staged import STAGED
+from buffet.verify import Engine, verify
 
 SEEDS = (203, 311, 32, 116, 185, 231, 28, 282, 43, 398, 359)
 """The cases a mutant has to survive, all small: planted networks of every kind, two words, a box, candidates,
 a network without finite bounds."""
 POINTS = 60
+
+Name = int | str
+"""Of a case: a seed of the campaign, or one of those that are staged."""
+CELLS = {f"{name}, cells": method_named(name, cells=6) for name in ("baseline", "lse")}
+"""Methods that cut balls, which the campaign does not try."""
 
 Wrong = Callable[[Any], Any]
 """From what is right to what is wrong."""
@@ -57,7 +69,9 @@ class Mutant:
     what: str
     patch: Patch
     methods: tuple[str, ...]
-    seeds: tuple[int, ...] = ()  # cases in which it is likely to show, tried first
+    cases: tuple[Name, ...] = ()  # in which it is likely to show, tried first
+    only: bool = False  # no others are tried
+    exact: tuple[str, ...] = ()  # claims it breaks in the last bits, which are held against exact values
 
 
 @dataclass(frozen=True)
@@ -98,29 +112,52 @@ def narrowed(ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return low + 0.1 * (high - low), high - 0.1 * (high - low)
 
 
+def methods() -> dict[str, Method]:
+    """Everything a mutant may be tried with."""
+    return known_methods() | CELLS
+
+
 @cache
-def evidence(seed: int) -> Points:
+def evidence(name: Name) -> Points:
     """The points of a case, made by the engine as it is."""
-    points = points_of(case_of(seed), POINTS)
+    points = STAGED[name]() if isinstance(name, str) else points_of(case_of(name), POINTS)
     points.margins  # noqa: B018 (made now, not by a mutant)
     return points
 
 
 def hunt(mutant: Mutant) -> Caught:
     """Let a mutant loose on the cases until one shows it: in its bounds, or else in a verdict."""
-    first = [evidence(seed) for seed in mutant.seeds]
-    others = [evidence(seed) for seed in SEEDS if seed not in mutant.seeds]
+    first = [evidence(name) for name in mutant.cases]
+    others = [evidence(seed) for seed in SEEDS if seed not in mutant.cases and not mutant.only]
     begin = time.perf_counter()
     with mutant.patch():
-        found = chain(*(_findings(cases, mutant.methods) for cases in (first, others)))
+        exactly = map(check_exactly, mutant.exact)
+        found = chain(exactly, *(findings(cases, mutant.methods) for cases in (first, others)))
         violation = next((v for finding in found for v in finding.violations), None)
     return Caught(mutant.name, mutant.what, violation, time.perf_counter() - begin)
 
 
-def _findings(cases: Sequence[Points], methods: Sequence[str]) -> Iterator[Finding]:
-    """All findings; verdicts, which are slow to find out, after all bounds."""
-    known = known_methods()
-    for points, name in product(cases, methods):
-        yield from check_bounds(points, known[name], name, inside=True)
-    for points, name in product(cases, methods):
-        yield check_verdicts(points, known[name], name, engine_of(points.case))
+def findings(cases: Sequence[Points], names: Sequence[str]) -> Iterator[Finding]:
+    """All findings; verdicts, which are slow to find out, after all bounds.
+
+    Bounds are those of whole balls, so a method that cuts them is judged by its answers.
+    """
+    known = methods()
+    for points, name in product(cases, names):
+        if name not in CELLS:
+            yield from check_bounds(points, known[name], name, inside=True)
+    for points, name in product(cases, names):
+        if name in CELLS:
+            yield check_answer(points, known[name], name, engine_of(points.case))
+        if not isinstance(points.case.region, Cell):
+            yield check_verdicts(points, known[name], name, engine_of(points.case))
+
+
+def check_answer(points: Points, method: Method, name: str, engine: Engine) -> Finding:
+    """The margins of an answer, of whatever parts they are put together, hold for every point."""
+    case = points.case
+    answer = verify(
+        case.model, case.region, None, method, label=case.label, mask=case.mask, engine=engine, falsify=False
+    )
+    size = 1 + points.margins.abs()
+    return held_against(points, name, "margin of an answer", answer.margins, points.margins, size)

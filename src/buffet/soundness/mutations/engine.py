@@ -19,6 +19,7 @@ from buffet.regions import Box, CandidateSet, LpBall
 from buffet.soundness.mutants import Mutant, Patch, changed_result
 
 LINES = ("baseline", "backward")
+BOXES = ("interval",)
 LEARNED = ("o-buffet", "lse+o-buffet", "backward, learned margin")
 VERIFY = import_module("buffet.verify")  # the package has a function of this name
 
@@ -144,6 +145,16 @@ def _smaller(ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 _REGIONS = (
+    Mutant(
+        "candidates' extent",
+        "a tenth small",
+        Patch(CandidateSet, "extent", changed_result(_smaller)),
+        ("interval",),
+        (282,),
+    ),
+    Mutant(
+        "box's extent", "a tenth small", Patch(Box, "extent", changed_result(_smaller)), ("interval",), (28,)
+    ),
     Mutant("dual norm", "p for q", Patch(LpBall, "q", _same_norm), LINES, (185,)),
     Mutant(
         "small ball", "1 % too small", Patch(LpBall, "minimise", changed_result(lambda v: 0.99 * v)), LINES
