@@ -89,7 +89,7 @@ _RELAXATIONS = (
         "drawn to nine tenths",
         Patch(relaxations, "_intercepts", _short_interval),
         LINES,
-        (311,),
+        (185,),
     ),
     Mutant("tanh side", "minima for maxima", Patch(FUNCTIONS, "tanh", _other_extrema), LINES),
     Mutant(
