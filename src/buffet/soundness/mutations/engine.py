@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from buffet.bounds import scene
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
@@ -93,7 +94,7 @@ _LINEAR = (
     Mutant(
         "rounding",
         "allowance of the wrong sign",
-        Patch(Bounds, "rounding", lambda right: property(lambda self: -right.fget(self))),
+        Patch(scene, "roundings", changed_result(lambda unit: -unit)),
         LINES,
         (32,),
     ),

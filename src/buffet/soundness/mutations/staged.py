@@ -1,4 +1,4 @@
-"""Mistakes that take a case of their own to show: split keys, cells and their tree, precision, rounding."""
+"""Mistakes that take a case of their own to show: split keys, cells and their tree, rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from buffet.bounds import intervals, relaxations, scene, substitution
 from buffet.bounds.functions import Function
 from buffet.bounds.keys import Keys
-from buffet.bounds.precision import Precision
 from buffet.branching import Leaf, Tree
 from buffet.regions import Cell, cells, regions
 from buffet.soundness.mutants import Mutant, Patch, changed_result
@@ -170,36 +169,29 @@ _TREE = (
     Mutant("best leaf", "for the worst", Patch(Tree, "margins", _best_leaf), WITH_CELLS, PLANTED, True),
 )
 
-# --- precision ----------------------------------------------------------------------------------------------
+# --- the account of rounding --------------------------------------------------------------------------------
 
 
-def _no_loss(found: Precision) -> Precision:
-    return replace(found, loss=0.0)
+def _nothing(found: Any) -> Any:
+    return 0 * found
 
 
-def _no_doubt(found: Precision) -> Precision:
-    return replace(found, doubt=0.0)
+def _rowless(right: Any) -> Any:
+    """What errors of the clean run are left without those of the rows."""
+    return lambda program, clean, dtype: 0.0
 
 
-_PRECISION = (
+_ACCOUNT = (
     Mutant(
-        "loss",
-        "not measured",
-        Patch(scene, "measure", changed_result(_no_loss)),
-        ("forward",),
-        CANCELLING,
+        "residuals of the clean run",
+        "forgotten",
+        Patch(scene, "residual", changed_result(_nothing)),
+        LINES,
+        ABSORBING,
         True,
     ),
     Mutant(
-        "roundings",
-        "as few as in ordinary networks",
-        Patch(scene.Scene, "roundings", lambda right: property(lambda self: scene.ROUNDINGS)),
-        ("forward",),
-        CANCELLING,
-        True,
-    ),
-    Mutant(
-        "doubt", "not measured", Patch(scene, "measure", changed_result(_no_doubt)), LINES, ABSORBING, True
+        "rounding of rows", "forgotten", Patch(scene, "roundings", _rowless), ("forward",), CANCELLING, True
     ),
 )
 
@@ -231,4 +223,4 @@ _ROUNDING = tuple(
     )
 )
 
-MUTANTS = (*_KEYS, *_CELLS, *_TREE, *_PRECISION, *_ROUNDING)
+MUTANTS = (*_KEYS, *_CELLS, *_TREE, *_ACCOUNT, *_ROUNDING)
