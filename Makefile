@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SENTENCE ?= A gripping and moving film.
 BENCH ?=
 
-.PHONY: install demo test lint format docs bench soundness fuzz clean
+.PHONY: install demo test portable lint format docs bench soundness fuzz clean
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,14 @@ demo: install
 # One thread per worker: the tensors of the tests are small, and workers must not fight over the cores.
 test: install
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The numerical tests with the instructions of another processor (default | avx2 | avx512): one that holds on some
+# processors only is a bug.
+CAPABILITY ?= default
+NUMERICAL := rounding intervals relaxations softmax products regions_minimise methods wholes checker_edges
+portable: install
+	@ATEN_CPU_CAPABILITY=$(CAPABILITY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+		$(NUMERICAL:%=tests/soundness/test_%.py)
 
 lint: install
 	@$(BIN)/ruff format --check .
