@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table, progress_bar
-from buffet.soundness import Progress, Violation, campaign
+from buffet.soundness import Progress, Violation, campaign, strict_campaign
 from buffet.soundness.mutants import Caught, hunt
 from buffet.soundness.mutations import MUTANTS
 
@@ -21,6 +21,7 @@ EXAMPLES = (
     "buffet soundness",
     "buffet soundness --networks 1000 --points 500 --seed 7000 --json",
     "buffet soundness --networks 1 --seed 7031 --method backward",
+    "buffet soundness --extreme --networks 5000 --points 250",
     "buffet soundness --mutants",
 )
 LOG_EVERY = 60.0
@@ -35,6 +36,10 @@ def soundness(
         list[str] | None,
         typer.Option(metavar="NAME", help="Try this method only (can be repeated), and all there is to try."),
     ] = None,
+    extreme: Annotated[
+        bool,
+        typer.Option("--extreme", help="Networks at the edges of floating point, against exact values."),
+    ] = False,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Break the engine in many ways; every one must be noticed.")
     ] = False,
@@ -51,6 +56,11 @@ def soundness(
     **--seed** and **--networks**, also after an interruption, which reports what was done until then. A
     violation is told with the command that shows it again, and in JSON with its point.
 
+    With **--extreme**, the networks are tiny and their numbers are not: huge ones cancel, tiny ones underflow
+    and are amplified again. Margins, verdicts and radii are held against values in exact arithmetic, and
+    nothing is tolerated. Otherwise points are evaluated in float64, and what breaks a bound by less than
+    1e-9 of the largest number upstream is put down to that.
+
     With **--mutants**, the engine is broken on purpose, one mistake at a time.
 
     Exit code 0: nothing broke a bound (every mutant was noticed). 1: something did (one was not).
@@ -58,15 +68,16 @@ def soundness(
     torch.set_num_threads(1)
     if mutants:
         raise typer.Exit(_mutants(json))
-    raise typer.Exit(_campaign(networks, points, seed, method, json))
+    run = strict_campaign if extreme else campaign
+    raise typer.Exit(_campaign(run(networks, points, seed, method), networks, seed, json))
 
 
-def _campaign(networks: int, points: int, seed: int, methods: Sequence[str] | None, json: bool) -> int:
+def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool) -> int:
     now = Progress(seed, seed)
     try:
         with progress_bar("checking") as report:
             log = _Log()
-            for now in campaign(networks, points, seed, methods):
+            for now in progress:
                 report(now.networks / networks)
                 log(lambda: f"{_counts(now)}; the next seed is {now.next}")  # noqa: B023 (called at once)
     except KeyboardInterrupt:
@@ -94,6 +105,7 @@ def _counts(now: Progress) -> str:
     return (
         f"{now.networks:,} networks ({now.planted:,} planted, {now.exhaustive:,} tried exhaustively),"
         f" {now.points:,} points, {now.checks:,} checks, {len(now.violations)} violations"
+        + (f", {now.undecided:,} undecided" if now.undecided else "")
     )
 
 

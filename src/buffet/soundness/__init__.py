@@ -10,6 +10,7 @@ planted    networks whose radius is known
 points     points that try to break a bound
 claims     what a method claims, held against points
 campaign   every method on many cases
+strict     the same at the edges of floating point (`extremes`, `gadgets`), against exact values (`judge`)
 mutants    the same against an engine that is broken on purpose (`mutations`): it has to be noticed
 staged     cases for mistakes that random networks hide
 exact      claims that have to hold to the last bit
@@ -18,6 +19,7 @@ exact      claims that have to hold to the last bit
 from buffet.soundness.campaign import Progress, Tally, campaign, case_of, check_bounds, known_methods
 from buffet.soundness.claims import Violation
 from buffet.soundness.points import points_of
+from buffet.soundness.strict import strict_campaign
 
 __all__ = [
     "Progress",
@@ -28,4 +30,5 @@ __all__ = [
     "check_bounds",
     "known_methods",
     "points_of",
+    "strict_campaign",
 ]

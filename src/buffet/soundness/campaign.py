@@ -65,6 +65,7 @@ class Progress:
     points: int = 0  # at which margins were evaluated, each counted once whatever it is held against
     planted: int = 0  # networks with a known adversarial point
     exhaustive: int = 0  # networks whose region was tried point by point
+    undecided: int = 0  # comparisons with exact values that were too near to tell
 
     @property
     def networks(self) -> int:
@@ -83,6 +84,15 @@ def known_methods() -> dict[str, Method]:
     """Everything the campaign tries: the named methods and some compositions, with few learning steps."""
     named = {name: method_named(name, steps=LEARNING_STEPS) for name in METHODS}
     return named | {name: replace(m, steps=LEARNING_STEPS) for name, m in COMPOSED.items()}
+
+
+def checked_methods(methods: Sequence[str] | None) -> Sequence[str]:
+    """The given names, which must be known; without any, all."""
+    known = known_methods()
+    for name in methods or ():
+        if name not in known:
+            raise BuffetError(f"unknown method '{name}'; choose one of: {', '.join(known)}")
+    return methods or tuple(known)
 
 
 def case_of(seed: int) -> Case:
@@ -115,10 +125,7 @@ def campaign(
     in turns where they are slow.
     """
     known = known_methods()
-    for name in methods or ():
-        if name not in known:
-            raise BuffetError(f"unknown method '{name}'; choose one of: {', '.join(known)}")
-    now = Progress(seed, seed, {name: Tally(name) for name in methods or known})
+    now = Progress(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
     for number in range(seed, seed + networks):
         evidence = points_of(case_of(number), points)
         planted = evidence.case.radius is not None

@@ -45,12 +45,14 @@ class Violation:
     task: int
     bound: float
     value: float  # below the bound
-    point: tuple[tuple[float, ...], ...]  # δ of every moved row
+    point: tuple[tuple[float, ...], ...]  # δ of every moved row; of boxes and candidates, exactly, the row
+    extreme: bool = False  # of the campaign at the edges of floating point
 
     @property
     def command(self) -> str:
         """What shows it again."""
-        return f"buffet soundness --networks 1 --seed {self.seed} --method '{self.method}'"
+        which = "--extreme " if self.extreme else ""
+        return f"buffet soundness {which}--networks 1 --seed {self.seed} --method '{self.method}'"
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,14 @@ class Finding:
     checks: int = 0  # comparisons of a bound with a value
     bounded: bool = True  # every task has finite bounds
     violations: tuple[Violation, ...] = ()
+    undecided: int = 0  # comparisons with exact values that are too near to tell
 
     def __add__(self, other: Finding) -> Finding:
         return Finding(
-            self.checks + other.checks, self.bounded and other.bounded, self.violations + other.violations
+            self.checks + other.checks,
+            self.bounded and other.bounded,
+            self.violations + other.violations,
+            self.undecided + other.undecided,
         )
 
 
