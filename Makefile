@@ -51,6 +51,7 @@ bench: install
 
 soundness: install
 	@$(BIN)/buffet soundness
+	@$(BIN)/buffet soundness --extreme
 	@$(BIN)/buffet soundness --mutants
 
 fuzz: install

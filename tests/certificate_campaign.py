@@ -3,12 +3,17 @@
 Certificates of verified tasks whose margin exceeds 1e-4 have to be accepted, corrupted ones rejected. Most
 tasks are of small random checkpoints of every kind; with ``--real N``, N are of the embedded model. Prints
 how much checking costs against one verification, and the size of a certificate against that of o-BuFFeT's α.
+
+With ``--extreme N`` instead: networks at the edges of floating point, with forged certificates and those of
+the engine, until N are accepted. What is accepted is held against exact margins, with no tolerance; exit code
+1 if one of them proves too much (`extreme_certificates`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +36,7 @@ from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint
 from checkpoints import CONFIG, WORDS, config_of
 from corruptions import CORRUPTIONS, corrupted, damaged
+from extreme_certificates import ExtremeTally, extreme
 
 VARIANTS: tuple[dict[str, object], ...] = (
     {"layer_norm": "no_var"},
@@ -171,14 +177,36 @@ def run(task: Task, tally: Tally, per_task: int, rng: np.random.Generator, measu
             tally.misses.append(f"accepted after {name}")
 
 
+def run_extreme(count: int, seed: int, networks: int | None) -> int:
+    """Print how certificates of extreme networks fare."""
+    tally, told, begin = ExtremeTally(), 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        for tally in extreme(count, Path(folder), seed):
+            for wrong in tally.wrong[told:]:
+                print(f"WRONG {wrong}", flush=True)
+            told = len(tally.wrong)
+            if tally.networks % 100 == 0:
+                print(f"{tally}; the next seed is {seed + tally.networks}", flush=True)
+            if tally.networks == networks:
+                break
+    print(f"{tally}, in {time.monotonic() - begin:.0f} seconds")
+    for reason, times in tally.reasons.most_common(10):
+        print(f"{times} × rejected: {reason}")
+    return 1 if tally.wrong else 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="tasks of small checkpoints")
     parser.add_argument("--real", type=int, default=20, help="tasks of the embedded model")
     parser.add_argument("--per-task", type=int, default=2, help="corrupted copies of every certificate")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--extreme", type=int, metavar="N", help="extreme networks until N are accepted")
+    parser.add_argument("--networks", type=int, help="with --extreme: no more networks than this")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.extreme:
+        sys.exit(run_extreme(given.extreme, given.seed, given.networks))
     tally, rng = Tally(), np.random.default_rng(given.seed)
     with tempfile.TemporaryDirectory() as folder:
         for tasks, count, measure in (

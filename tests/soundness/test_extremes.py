@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -20,6 +21,7 @@ from buffet.soundness.exact_points import compare, contained, exact_points
 from buffet.soundness.extremes import THEMES, extreme_case
 from buffet.soundness.judge import BITS, FUNCTIONS, Judge
 from buffet.soundness.spans import Span, span_of
+from extreme_certificates import ExtremeTally, Situation, extreme, hold, situation
 
 HARD = [0.0, 1.0, -1.0, 0.3, -0.75, 5.0, -30.0, 2.0**-600, -(2.0**-1074), 700.0, -700.0, 2.0**61, -(2.0**61)]
 
@@ -172,3 +174,27 @@ def test_a_few_extreme_networks(method: str) -> None:
     assert now.networks == 20
     assert now.points > 300
     assert not now.violations
+
+
+def test_a_few_certificates_of_extreme_networks(tmp_path: Path) -> None:
+    *_, tally = extreme(5, tmp_path, seed=0, per_network=2)
+    assert tally.accepted >= 5
+    assert tally.points > 20
+    assert not tally.wrong
+
+
+def test_a_certificate_that_proves_too_much_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a checker that accepts anything."""
+    import extreme_certificates
+
+    at: Situation = situation(3, tmp_path)
+    margin = at.points.margin(0, 0)
+
+    class Accepted:
+        accepted = True
+        proofs = (type("Proof", (), {"margins": (math.nextafter(margin, math.inf) + 1,)}),)
+
+    monkeypatch.setattr(extreme_certificates, "judge", lambda *_: Accepted)
+    tally = ExtremeTally()
+    hold(at, b"", "forged", tally)
+    assert len(tally.wrong) == 1

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from buffet.soundness.cases import Dice
 
-LEAST, MOST = -149, 120
+LEAST, MOST = -149, 124
 """Powers of 2 that float32 weights have; rows and sizes of regions, in float64, go down to the second."""
 LEAST_ROW = -1070
 

@@ -28,13 +28,12 @@ NORMS = (1, 2, 3, math.inf)
 def extreme_case(seed: int) -> Case:
     """A tiny network of some theme, with a region of one task."""
     dice = ExtremeDice(seed)
-    theme = dice.pick(tuple(THEMES))
-    config, tensors, x = THEMES[theme](dice)
-    model = model_of(config, {name: _stored(tensor) for name, tensor in tensors.items()})
+    theme, config, tensors, x = extreme_network(dice)
+    model = model_of(config, tensors)
     tokens, padding = len(x), dice.pick((0, 0, 0, 1))
     mask = torch.arange(tokens + padding) < tokens
     x = torch.cat([x, dice.odd(padding, x.shape[1])])
-    if dice.chance(0.7):
+    if dice.chance(0.7) and _fits(x):
         x = _stored(x)  # rows of a model are float32; a region may have others
     region = extreme_region(x, tokens, dice, away=0.5 if theme in TIGHT else 0.2)
     logits = model.program64.evaluate(x.double(), mask).nan_to_num()
@@ -44,10 +43,22 @@ def extreme_case(seed: int) -> Case:
     return Case(seed, f"{theme}: {kind} {where}, {_told(region)}", model, region, mask, label)
 
 
+def extreme_network(dice: ExtremeDice) -> tuple[str, ModelConfig, dict[str, Tensor], Tensor]:
+    """A theme, and a network of it: its configuration, its tensors as they are stored, rows in float64."""
+    theme = dice.pick(tuple(THEMES))
+    config, tensors, x = THEMES[theme](dice)
+    return theme, config, {name: _stored(tensor) for name, tensor in tensors.items()}, x
+
+
 def _stored(values: Tensor) -> Tensor:
     """As float32 has them, which is finite."""
     largest = torch.finfo(torch.float32).max
     return values.clamp(-largest, largest).float()
+
+
+def _fits(x: Tensor) -> bool:
+    """Whether float32 has about the same numbers."""
+    return bool(((_stored(x).double() - x).abs() <= x.abs() / 2).all())
 
 
 def _told(region: Region) -> str:
@@ -79,8 +90,9 @@ def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Re
 
 def _size(largest: float, dice: ExtremeDice) -> float:
     """Nothing, or any size: that of a usual ball, of the rows, or a power of 2."""
-    power = 2.0 ** dice.power(-60, 60)
-    spread = dice.pick((1.0, 1.0, 1.0, largest, largest * 2.0**-30, power))
+    spread = dice.pick((1.0, 1.0, 1.0, largest, largest, largest * 2.0**-30, 2.0 ** dice.power(-60, 60)))
+    if not 2.0**-60 < largest < 2.0**60 and largest and dice.chance(0.9):
+        spread = largest * dice.pick((1.0, 1.0, 2.0**-30))  # anything else would be hopeless, or nothing
     size = spread * float(dice.size(1)) if dice.chance(0.7) else spread
     return min(size, 1e300) * (not dice.chance(0.1))
 

@@ -258,21 +258,87 @@ def _faint(dice: ExtremeDice) -> Drawn:
     return config, draft.tensors, _rows(config, dice)
 
 
-def _deep(dice: ExtremeDice) -> Drawn:
-    """The same, far below: large rows, and coefficients that are 0 in floating point."""
-    config = _config(dice, num_hidden_layers=2, hidden_act="relu", head_act=dice.pick(("relu", "none")))
+def _ladder(dice: ExtremeDice, turn: int, end: int, units: Tensor, row: Tensor) -> Drawn:
+    """A sum ``units·row`` that goes to about 2^turn, step by step, and from there to about 2^end.
+
+    It is there twice, with both signs, so that no mean disturbs it. The steps are the weights of LayerNorms
+    without variance, of the embedding projection and of the classifier.
+    """
+    width = units.shape[1]
+    config = _config(
+        dice,
+        num_hidden_layers=dice.pick((2, 3, 4)),
+        hidden_size=2,
+        num_attention_heads=1,
+        embedding_size=width,
+        intermediate_size=2,
+        hidden_act=dice.pick(("relu", "relu", "relu", "tanh", "gelu")),
+        norm_position="post",
+        final_norm=dice.chance(0.5),
+    )
     draft = Draft(config, dice, 60)
-    width, inner = config.hidden_size, config.intermediate_size
-    for layer in range(2):
-        prefix = f"bert.encoder.layer.{layer}"
-        low = 2.0 ** dice.power(LEAST, -100)
-        draft.put(f"{prefix}.intermediate.dense", low * draft.rows(inner, width).abs())
-        draft.put(f"{prefix}.output.dense", low * dice.digits(width, inner))
-    if config.head:
-        draft.put("bert.pooler.dense", 2.0 ** dice.power(LEAST, 0) * dice.digits(width, width))
-    draft.put("classifier", 2.0 ** dice.power(LEAST, MOST) * draft.rows(2, width))
-    x = _rows(config, dice).abs()
-    return config, draft.tensors, x * 2.0 ** dice.power(0, 900)
+    at = max(turn, LEAST_ROW) if dice.chance(0.7) else dice.power(*sorted((0, max(turn, LEAST_ROW))))
+    x = units * 2.0**at
+    norms = [n for n in draft.tensors if "LayerNorm.weight" in n]
+    turning = dice.pick((0, dice.power(0, len(norms) - 1)))
+
+    def step(target: int) -> float:
+        nonlocal at
+        change = min(max(target - at, LEAST), MOST)
+        at += change
+        return 2.0**change
+
+    draft.put("bert.embeddings_project", step(turn) * torch.cat([row, -row]))
+    for place, name in enumerate(norms):
+        target = turn if place < turning else end
+        prefix = name.removesuffix(".output.LayerNorm.weight")
+        if target - at > MOST and f"{prefix}.intermediate.dense.weight" in draft.tensors:
+            _amplifier(draft, prefix, step(target), step(target))
+        draft.tensors[name] *= step(target)
+    if dice.chance(0.2):
+        _on(draft, "bert.encoder.layer.0")
+    draft.put("classifier", step(end) * dice.digits(2, 2))
+    if at >= LEAST:
+        draft.tensors["classifier.bias"] = 2.0**at * dice.digits(2)
+    return config, draft.tensors, x
+
+
+def _amplifier(draft: Draft, prefix: str, a: float, b: float) -> None:
+    """``ab·(v, −v)`` added to ``(v, −v)``: one of two units is on, whatever the sign."""
+    eye = torch.eye(2, dtype=torch.float64)
+    draft.put(f"{prefix}.intermediate.dense", a * eye)
+    draft.put(f"{prefix}.output.dense", b * (2 * eye - 1))
+
+
+def _units(dice: ExtremeDice) -> tuple[Tensor, Tensor]:
+    """Whole numbers for rows, and for what reads them."""
+    width = dice.pick((3, 3, 16))
+    units = dice.digits(dice.pick((1, 1, 2)), width)
+    return units, dice.digits(1, width) if dice.chance(0.5) else torch.ones(1, width, dtype=torch.float64)
+
+
+def _valley(dice: ExtremeDice) -> Drawn:
+    """So small that nothing is left of it in floating point, and then of ordinary size again."""
+    turn = dice.power(-1100, -1000) if dice.chance(0.6) else dice.power(-400, -100)
+    return _ladder(dice, turn, 0, *_units(dice))
+
+
+def _dust(dice: ExtremeDice) -> Drawn:
+    """A sum of many products, each of which rounds to 0, and then of ordinary size again."""
+    ones = torch.ones(1, dice.pick((64, 64, 256)), dtype=torch.float64)
+    return _ladder(dice, dice.pick((-1075, -1075, -1076, -1078)), 0, ones, ones)
+
+
+def _hill(dice: ExtremeDice) -> Drawn:
+    """Large first, and then so small that coefficients, from there to here, are 0 in floating point."""
+    if dice.chance(0.5):
+        return _ladder(dice, dice.power(250, 325), dice.power(-1070, -740), *_units(dice))
+    return _ladder(dice, dice.power(50, 300), dice.power(-1000, -100), *_units(dice))
+
+
+def _slope(dice: ExtremeDice) -> Drawn:
+    """Smaller and smaller."""
+    return _ladder(dice, dice.power(-100, 100), dice.power(-1070, -130), *_units(dice))
 
 
 def _biased_function(dice: ExtremeDice) -> Drawn:
@@ -300,27 +366,13 @@ def _huge_scores(dice: ExtremeDice) -> Drawn:
     return config, draft.tensors, dice.digits(dice.pick((2, 3)), width) * dice.pick((1.0, 100.0))
 
 
-def _many(dice: ExtremeDice) -> Drawn:
-    """Products each of which is below half of the smallest number, though their sum is not."""
-    config = _config(dice, num_hidden_layers=1, hidden_act="relu", intermediate_size=64, hidden_size=4)
-    draft = Draft(config, dice, 60)
-    total = dice.power(-1080, -1050)
-    first = dice.power(-149, -100)
-    prefix = "bert.encoder.layer.0"
-    draft.put(f"{prefix}.intermediate.dense", 2.0**first * draft.rows(64, 4).abs())
-    draft.put(
-        f"{prefix}.output.dense", 2.0 ** dice.power(LEAST, -100) * torch.ones(4, 64, dtype=torch.float64)
-    )
-    draft.put("classifier", 2.0 ** dice.power(60, MOST) * dice.digits(2, 4))
-    x = dice.digits(1, 4) * 2.0 ** max(total - 2 * first, LEAST_ROW)
-    return config, draft.tensors, x
-
-
 RECIPES: Mapping[str, Callable[[ExtremeDice], Drawn]] = {
     "sum": _sum,
     "faint": _faint,
-    "deep": _deep,
+    "valley": _valley,
+    "dust": _dust,
+    "hill": _hill,
+    "slope": _slope,
     "biased function": _biased_function,
     "huge scores": _huge_scores,
-    "many": _many,
 }
