@@ -70,7 +70,7 @@ def _told(region: Region) -> str:
 
 def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Region:
     """Balls, boxes with and without the clean rows in them, candidates; some of one point only."""
-    count = min(tokens, dice.pick((1, 1, 2)))
+    count = min(tokens, dice.pick((1, 1, 2, 3)))
     words = torch.randperm(tokens, generator=dice.generator)[:count].tolist()
     size = _size(float(x[words].abs().max()), dice)
     kind = "away" if dice.chance(away) else dice.pick(("ball", "ball", "ball", "box", "candidates"))
@@ -81,7 +81,7 @@ def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Re
         choices = dice.pick((1, 3, 9))
         others = [_varied(row, size, choices, dice) for row in rows]
         return CandidateSet(x, words, others, budget=dice.pick((None, 1)))
-    middle = rows if kind == "box" else torch.stack([_varied(row, size, 1, dice)[0] for row in rows])
+    middle = rows if kind == "box" else _elsewhere(rows, size, dice)
     if kind == "away" and dice.chance(0.5):
         size = size * dice.pick((0.0, 1e-6))  # large numbers cancel where little moves
     below, above = size * dice.uniform(2, *rows.shape) * (dice.uniform(*rows.shape) < 0.7)
@@ -95,6 +95,15 @@ def _size(largest: float, dice: ExtremeDice) -> float:
         spread = largest * dice.pick((1.0, 1.0, 2.0**-30))  # anything else would be hopeless, or nothing
     size = spread * float(dice.size(1)) if dice.chance(0.7) else spread
     return min(size, 1e300) * (not dice.chance(0.1))
+
+
+def _elsewhere(rows: Tensor, size: float, dice: ExtremeDice) -> Tensor:
+    """Each row somewhere else, or all of them with the same entries at first, one of them large."""
+    if dice.chance(0.8):
+        return torch.stack([_varied(row, size, 1, dice)[0] for row in rows])
+    found = dice.digits(*rows.shape)
+    found[:, 0], found[:, 1:2] = 2.0 ** dice.power(25, 40), found[:1, 1:2]
+    return found
 
 
 def _varied(row: Tensor, size: float, count: int, dice: ExtremeDice) -> Tensor:

@@ -242,7 +242,9 @@ def _sum(dice: ExtremeDice) -> Drawn:
     """Logits are sums of features; the large ones cancel wherever the region is."""
     draft = Draft(_config(dice, num_hidden_layers=1), dice, dice.power(30, 100))
     shape = 2, draft.config.hidden_size
-    draft.put("classifier", dice.digits(*shape) * (dice.uniform(2, 1) < 0.7), dice.digits(2))
+    # Where the clean margin is 0, nothing is claimed at all.
+    bias = dice.digits(2) + torch.tensor([0.5, 0.0], dtype=torch.float64)
+    draft.put("classifier", dice.digits(*shape) * (dice.uniform(2, 1) < 0.7), bias)
     return draft.config, draft.tensors, _rows(draft.config, dice)
 
 
@@ -348,22 +350,36 @@ def _biased_function(dice: ExtremeDice) -> Drawn:
     width, size = config.hidden_size, 2.0**draft.power
     weight = dice.digits(width, width) * dice.pick((1.0, size))
     draft.put("bert.pooler.dense", weight, size * dice.digits(width))
-    draft.put("classifier", dice.digits(2, width), dice.digits(2) * dice.pick((0.0, 1.0, 0.25)))
+    bias = dice.digits(2) * dice.pick((0.0, 1.0, 0.25))
+    draft.put("classifier", dice.digits(2, width), bias + torch.tensor([0.125, 0.0], dtype=torch.float64))
     return config, draft.tensors, _rows(config, dice) * dice.pick((1.0, size))
 
 
 def _huge_scores(dice: ExtremeDice) -> Drawn:
-    """Scores of 2^40 to 2^62 that differ by little, or not at all."""
-    config = _config(dice, num_hidden_layers=1, pooling="cls")
-    draft = Draft(config, dice, 60)
-    _sharp(draft, "bert.encoder.layer.0")
-    width = config.hidden_size
-    query = 2.0 ** dice.power(20, 31) * dice.digits(width)
-    key = 2.0 ** dice.power(20, 31) * dice.digits(width)
-    draft.put("bert.encoder.layer.0.attention.self.query", dice.digits(width, width), query)
-    draft.put("bert.encoder.layer.0.attention.self.key", dice.digits(width, width), key)
-    draft.put("classifier", dice.digits(2, width), dice.digits(2) * dice.pick((0.0, 1.0)))
-    return config, draft.tensors, dice.digits(dice.pick((2, 3)), width) * dice.pick((1.0, 100.0))
+    """Scores of 2^40 to 2^62 that differ by little, or not at all: of biases, or wherever rows are large.
+
+    Without biases, scores are ``(x₀ − x₁)(y₀ − y₁) + (x₁ − x₂)(y₁ − y₂)``: a feature that is large in all rows
+    makes them large, and another decides.
+    """
+    biases = dice.chance(0.4)
+    width = dice.pick((2, 3, 4)) if biases else 3
+    config = _config(dice, num_hidden_layers=1, num_attention_heads=1, hidden_size=width)
+    draft, own = Draft(config, dice, 60), "bert.encoder.layer.0.attention"
+    apart = torch.eye(width, dtype=torch.float64)[: width - 1] - torch.eye(width, dtype=torch.float64)[1:]
+    for name in ("query", "key"):
+        weight, bias = torch.zeros(width, width, dtype=torch.float64), None
+        weight[:-1] = apart
+        if biases:
+            weight, bias = dice.digits(width, width), 2.0 ** dice.power(20, 31) * dice.digits(width)
+        draft.put(f"{own}.self.{name}", weight, bias)
+    value = dice.digits(width, width) if biases else dice.digits(width, 1) * apart[-1]
+    draft.put(f"{own}.self.value", value, dice.digits(width))
+    draft.put(f"{own}.output.dense", dice.digits(width, width))
+    bias = torch.tensor([dice.pick((0.5, -3.0, 100.0)), 0.0], dtype=torch.float64)
+    draft.put("classifier", draft.rows(2, width), bias)
+    if not biases:
+        draft.tensors["classifier.weight"][:, 0] = 0.0
+    return config, draft.tensors, dice.digits(dice.pick((2, 2, 3)), width) * dice.pick((0.0, 1.0, 100.0))
 
 
 RECIPES: Mapping[str, Callable[[ExtremeDice], Drawn]] = {
