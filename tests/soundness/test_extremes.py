@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -12,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from buffet.cli import main
 from buffet.loading import ModelConfig
 from buffet.random_models import RandomModel, model_of
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.soundness import spans, strict_campaign
+from buffet.soundness import spans, strict, strict_campaign
 from buffet.soundness.cases import Case, random_case
 from buffet.soundness.exact_points import compare, contained, exact_points
 from buffet.soundness.extremes import THEMES, extreme_case
@@ -107,6 +111,38 @@ def test_the_judge_agrees_with_float64_on_ordinary_networks(seed: int) -> None:
         assert float(high - low) <= 1e-9 * (1 + abs(value))
 
 
+def test_constants_are_the_real_numbers() -> None:
+    """``1/3`` and the eps of a LayerNorm, ``1/√2`` of the scores: all to the last of many digits."""
+    config, tensors = silent(embedding_norm=True, layer_norm="standard", layer_norm_eps=0.1)
+    tensors["bert.embeddings.LayerNorm.weight"] += 1
+    tensors["classifier.weight"][0, 2] = 1.0
+    x = torch.tensor([[1.0, 2.0, 4.0]])
+    found = Judge(model_of(config, tensors).program64).logits(span_of(x[None].double().numpy()), 2400)
+    with mpmath.workprec(1000):
+        mean = mpmath.mpf(7) / 3
+        variance = sum((v - mean) ** 2 for v in (1, 2, 4)) / mpmath.mpf(3)
+        assert _close(found, 0, (4 - mean) / mpmath.sqrt(variance + mpmath.mpf(0.1)))
+
+    config, tensors = silent(hidden_size=2)
+    own = "bert.encoder.layer.0.attention"
+    for name in (f"{own}.self.query", f"{own}.self.key", f"{own}.self.value", f"{own}.output.dense"):
+        tensors[f"{name}.weight"] += torch.eye(2)
+    tensors["bert.encoder.layer.0.attention.output.LayerNorm.weight"] += 1
+    tensors["classifier.weight"][0, 0] = 1.0
+    x = torch.tensor([[2.0, -2.0], [6.0, -6.0]])  # centred as they are
+    found = Judge(model_of(config, tensors).program64).logits(span_of(x[None].double().numpy()), 2400)
+    with mpmath.workprec(1000):
+        first, second = (mpmath.exp(mpmath.mpf(s) / mpmath.sqrt(2)) for s in (8, 24))
+        assert _close(found, 0, 2 + (2 * first + 6 * second) / (first + second))
+
+
+def _close(found: Span, place: int, value: mpmath.mpf) -> bool:
+    """Whether an entry is the given number, to 900 bits."""
+    low, high = fractions_of(found)[place]
+    ends = [mpmath.mpf(v.numerator) / v.denominator for v in (low, high)]
+    return all(abs(end - value) < mpmath.mpf(2) ** -900 for end in ends)
+
+
 def test_what_float64_loses_is_seen() -> None:
     model, x = summing(), torch.zeros(1, 3)
     rows = torch.tensor([[2.0**60, 100.0, -(2.0**60)]], dtype=torch.float64)
@@ -174,6 +210,24 @@ def test_a_few_extreme_networks(method: str) -> None:
     assert now.networks == 20
     assert now.points > 300
     assert not now.violations
+
+
+def test_the_command_tells_a_violation_with_what_shows_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against an engine that claims a little too much."""
+    command = ["soundness", "--extreme", "--networks", "2", "--points", "12", "--method", "interval"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["undecided"] == 0
+    honest = strict.verify
+
+    def boastful(*args: Any, **kwargs: Any) -> Any:
+        found = honest(*args, **kwargs)
+        return replace(found, margins=found.margins + (1 + found.margins.abs()))
+
+    monkeypatch.setattr(strict, "verify", boastful)
+    assert main(command) == 1
+    assert "buffet soundness --extreme --networks 1 --seed" in capsys.readouterr().out
 
 
 def test_a_few_certificates_of_extreme_networks(tmp_path: Path) -> None:

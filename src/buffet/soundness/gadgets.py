@@ -150,7 +150,7 @@ def _sharp(draft: Draft, prefix: str) -> None:
 
 ATTENTION: Mapping[str, Gadget] = {
     "silent": _silent,
-    "quiet": _silent,
+    "silent too": _silent,  # what is not there hides nothing
     "mean": _mean,
     "biased": _biased,
     "sharp": _sharp,
@@ -358,8 +358,8 @@ def _biased_function(dice: ExtremeDice) -> Drawn:
 def _huge_scores(dice: ExtremeDice) -> Drawn:
     """Scores of 2^40 to 2^62 that differ by little, or not at all: of biases, or wherever rows are large.
 
-    Without biases, scores are ``(x₀ − x₁)(y₀ − y₁) + (x₁ − x₂)(y₁ − y₂)``: a feature that is large in all rows
-    makes them large, and another decides.
+    Without biases, scores are ``(x₀ − x₁)(y₀ − y₁) + (x₁ − x₂)(y₁ − y₂)``: a feature that is large in all
+    rows makes them large, and another decides.
     """
     biases = dice.chance(0.4)
     width = dice.pick((2, 3, 4)) if biases else 3
