@@ -85,7 +85,7 @@ def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Re
     if kind == "away" and dice.chance(0.5):
         size = size * dice.pick((0.0, 1e-6))  # large numbers cancel where little moves
     below, above = size * dice.uniform(2, *rows.shape) * (dice.uniform(*rows.shape) < 0.7)
-    return Box(x, middle - below, middle + above, words)
+    return Box(x, (middle - below)[None], (middle + above)[None], words)
 
 
 def _size(largest: float, dice: ExtremeDice) -> float:
