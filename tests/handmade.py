@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ CONFIG: dict[str, Any] = {
     "norm_position": "post",
     "pooling": "mean",
     "layer_norm_eps": 1e-12,
+    "embedding_norm": True,
+    "final_norm": False,
 }
 
 
@@ -62,7 +65,7 @@ def checkpoint(width: int, tensors: Mapping[str, Array], inner: int = 1, **confi
         assert found[name].shape == np.shape(value), name
         found[name] = np.asarray(value, dtype=np.float32)
         assert np.isfinite(found[name]).all(), name
-    return Checkpoint(config, found, {"config.json": HASH, "model.safetensors": HASH})
+    return Checkpoint(config, found, {"config.json": HASH, "model.safetensors": HASH}, Path("."))
 
 
 def claimed(

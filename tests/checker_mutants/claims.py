@@ -133,10 +133,10 @@ def _claim(**changed: Callable[[Any, Any], Any]) -> Wrong:
     """A proof of another claim than the one that is made."""
 
     def wrong(right: Any) -> Any:
-        def prove(found: Any, claim: Any, checkpoint: Any, given: Any) -> Any:
+        def prove(found: Any, claim: Any, checkpoint: Any, given: Any, *rest: Any) -> Any:
             nodes = check.build(checkpoint, given, found.label, claim.graph)[0]
             fields = {name: change(claim, nodes) for name, change in changed.items()}
-            return right(found, replace(claim, **fields), checkpoint, given)
+            return right(found, replace(claim, **fields), checkpoint, given, *rest)
 
         return prove
 
