@@ -15,15 +15,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from buffet.bounds import propagation, scene
+from buffet.bounds.rounding import Errors
 from buffet.cli import main
 from buffet.loading import ModelConfig
 from buffet.random_models import RandomModel, model_of
-from buffet.regions import Box, CandidateSet, LpBall
+from buffet.regions import Box, CandidateSet, LpBall, regions
 from buffet.soundness import spans, strict, strict_campaign
 from buffet.soundness.cases import Case, random_case
 from buffet.soundness.exact_points import compare, contained, exact_points
 from buffet.soundness.extremes import THEMES, extreme_case
 from buffet.soundness.judge import BITS, FUNCTIONS, Judge
+from buffet.soundness.mutants import Patch, changed_result
 from buffet.soundness.spans import Span, span_of
 from extreme_certificates import ExtremeTally, Situation, extreme, hold, situation
 
@@ -252,3 +255,31 @@ def test_a_certificate_that_proves_too_much_is_seen(tmp_path: Path, monkeypatch:
     tally = ExtremeTally()
     hold(at, b"", "forged", tally)
     assert len(tally.wrong) == 1
+
+
+NOTHING = changed_result(lambda error: 0 * error)
+MUTANTS = {
+    "underflow of rows": (Patch(Errors, "underflow", NOTHING), 188, "backward"),
+    "underflow of clean values": (Patch(scene, "residual", NOTHING), 616, "interval"),
+    "intervals rounded to nearest": (
+        Patch(propagation, "outward", lambda _: lambda op, clean, residual, box, boxes, unit: box),
+        776,
+        "interval",
+    ),
+    "rounding of pushed forms": (Patch(Errors, "of_push", NOTHING), 550, "forward"),
+    "ends of boxes rounded to nearest": (
+        Patch(regions, "difference", lambda _: lambda a, b, up: a - b),
+        550,
+        "forward",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_campaign_notices_what_only_extremes_show(name: str) -> None:
+    patch, seed, method = MUTANTS[name]
+    *_, right = strict_campaign(1, 40, seed, [method])
+    assert not right.violations
+    with patch():
+        *_, wrong = strict_campaign(1, 40, seed, [method])
+    assert wrong.violations
