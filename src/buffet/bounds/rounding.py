@@ -187,6 +187,7 @@ class Errors:
     unit: float  # κ·u of the rows
     precise: float  # κ·u of exact forms, which are made in double precision
     kept: float  # κ·u of forms that are kept
+    tiny: float  # what underflow may take off a coefficient
     found: dict[int, Tensor | None] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> Sizes | None:
@@ -204,12 +205,19 @@ class Errors:
         if not isinstance(node.op, LINEAR):
             return None
         (source,) = node.inputs
-        unit = self.precise if index in reaches.local else self.unit
-        return self.residuals[index] + sizes(node.op, (), self._strayed(source, unit))
+        if index not in reaches.local:
+            return self.residuals[index] + sizes(node.op, (), self._strayed(source, self.unit))
+        error = self.residuals[index] + sizes(node.op, (), self._strayed(source, self.precise))
+        return error + self._vanished(reaches[0])
 
-    def anew(self, unit: float, kept: float) -> Errors:
+    def _vanished(self, *moving: Sizes) -> Sizes:
+        """What a form may lack because coefficients of what moves, and its constant, underflowed."""
+        sums = [reach.sum((1, 2), keepdim=True) for reach in moving]
+        return self.tiny * (1 + torch.stack(sums).sum(0))
+
+    def anew(self, unit: float, kept: float, tiny: float) -> Errors:
         """The errors of the same nodes with rows in another precision."""
-        return Errors(self.reaches, self.residuals, unit, self.precise, kept)
+        return Errors(self.reaches, self.residuals, unit, self.precise, kept, tiny)
 
     def lost(self, index: int, box: Box) -> Float[Tensor, "tasks"]:
         """How much of a node's widest box is the rounding of its rows, which double precision would save."""
@@ -226,11 +234,11 @@ class Errors:
 
     @cached_property
     def _in_double(self) -> Errors:
-        return self.anew(self.precise, self.precise)
+        return self.anew(self.precise, self.precise, torch.finfo(torch.float64).tiny)
 
-    def underflow(self, dtype: torch.dtype) -> Tensor | float:
-        """What underflow may have taken off any form of the nodes so far, by task."""
-        return torch.finfo(dtype).tiny * self.reaches.total
+    def underflow(self) -> Tensor | float:
+        """What underflow may have taken off any rows of the nodes so far, by task."""
+        return self.tiny * self.reaches.total
 
     def _strayed(self, index: int, unit: float) -> Tensor:
         """What a reader of a node has to reckon with: its error, and the rounding of rows that read it."""
@@ -251,10 +259,11 @@ class Errors:
         reaches = self.reaches
         node = reaches.program.nodes[index]
         with torch.no_grad():
+            vanished = self._vanished(reaches[0])
             if slopes:
-                return self.kept * _sloped(slopes, inputs[0])
+                return self.kept * _sloped(slopes, inputs[0]) + vanished
             clean = [reaches.clean[i] for i in node.inputs]
-            return self.residuals[index] + self.kept * sizes(node.op, clean, *inputs)
+            return self.residuals[index] + self.kept * sizes(node.op, clean, *inputs) + vanished
 
     def of_product(self, index: int) -> Sizes:
         """What the planes of a product, or its bound as a whole, leave open.
@@ -268,7 +277,8 @@ class Errors:
             x, y = (self.reaches.clean[i].abs() for i in node.inputs)
             first, second = (self._strayed(i, self.unit) for i in node.inputs)
             error = node.op.evaluate(first, y + b) + node.op.evaluate(x + 2 * a, second)
-            return error + self.unit * node.op.evaluate(a, b) + self.residuals[index]
+            error = error + self.unit * node.op.evaluate(a, b) + self.residuals[index]
+            return error + self._vanished(a, b)
 
     def of_lines(self, index: int, slopes: Slopes) -> Sizes:
         """What the lines of a function, or of the weights of a softmax, leave open."""

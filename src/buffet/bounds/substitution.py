@@ -90,7 +90,8 @@ class Bounds:
         boxes: dict[int, Box] = {}
         reaches = Reaches(scene.program, scene.clean, region, boxes, local_nodes(scene.program))
         unit = scene.rounding(dtype)
-        errors = Errors(reaches, scene.residuals, unit, scene.rounding(torch.float64), unit)
+        exact, tiny = scene.rounding(torch.float64), torch.finfo(dtype).tiny
+        errors = Errors(reaches, scene.residuals, unit, exact, unit, tiny)
         return Bounds(scene, region, relax, dtype, chunk_bytes, errors, deadline, boxes)
 
     @property
@@ -120,7 +121,7 @@ class Bounds:
         No forms are kept.
         """
         unit = self.scene.rounding(dtype)
-        known, errors = self._locals(dtype), self.errors.anew(unit, unit)
+        known, errors = self._locals(dtype), self.errors.anew(unit, unit, torch.finfo(dtype).tiny)
         fresh = replace(
             self,
             relax=relax,
@@ -139,7 +140,8 @@ class Bounds:
     def precise(self) -> Bounds:
         """The same pieces and forms, with sums taken in float64: for the one row that decides."""
         known, exact = self._locals(torch.float64), self.scene.exact(torch.float64)
-        errors = self.errors.anew(self.scene.rounding(torch.float64), self.errors.kept)
+        unit, tiny = self.scene.rounding(torch.float64), torch.finfo(torch.float64).tiny
+        errors = self.errors.anew(unit, self.errors.kept, tiny)
         pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
         for i, piece in pieces.items():
             if isinstance(piece, AddPiece):
@@ -279,7 +281,9 @@ class Bounds:
             source = self.nodes[index].inputs[1]
             coefs, constant = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
             with torch.no_grad():
-                error = self.errors.unit * self._size(coefs, constant).to(self.dtype)
+                error = self.errors.unit * self._size(coefs, constant).to(self.dtype) + self._lost(
+                    coefs[:, 0]
+                )
             self.keys[index] = Keys.of(piece, coefs, constant - error)
         return self.keys[index]
 
@@ -296,8 +300,12 @@ class Bounds:
         # of its token. What cannot move at all is exactly 0.
         size = size.sign() * size.amax(-1, keepdim=True)
         found = torch.sub(constant + least, size, alpha=max(self.errors.unit, ROUNDINGS * self._unit))
-        lost = torch.as_tensor(self.errors.underflow(self.dtype), dtype=found.dtype, device=found.device)
-        return found - lost.reshape(-1, *[1] * (found.ndim - 1))
+        return found - self._lost(found)
+
+    def _lost(self, like: Tensor) -> Tensor:
+        """What underflow may have taken off rows, by task, to be subtracted from ``[tasks, *rows]``."""
+        lost = torch.as_tensor(self.errors.underflow(), dtype=like.dtype, device=like.device)
+        return lost.reshape(-1, *[1] * (like.ndim - 1))
 
     def least_sums(
         self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
@@ -330,9 +338,10 @@ class Bounds:
 
     def _off(self, index: int, form: Form) -> Form:
         """The form of a node with room for what the node may be off."""
-        if (error := self.errors[index]) is None:
-            return form
-        error = error.to(form.sides).expand(form.sides.shape[1:-1])
+        own = self.errors[index]
+        lost = self._lost(form.sides[0, ..., -1])
+        error = lost if own is None else own.to(lost) + lost
+        error = error.expand(form.sides.shape[1:-1])
         return form.plus(torch.stack([-error, error]))
 
     def widened(self, index: int, box: Box) -> Box:
