@@ -281,9 +281,8 @@ class Bounds:
             source = self.nodes[index].inputs[1]
             coefs, constant = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
             with torch.no_grad():
-                error = self.errors.unit * self._size(coefs, constant).to(self.dtype) + self._lost(
-                    coefs[:, 0]
-                )
+                error = self.errors.unit * self._size(coefs, constant).to(self.dtype)
+                error = error + self._lost(error)
             self.keys[index] = Keys.of(piece, coefs, constant - error)
         return self.keys[index]
 
