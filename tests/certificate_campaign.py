@@ -28,9 +28,9 @@ from safetensors.torch import save_file
 import buffet
 from buffet.bounds.propagation import bound_nodes
 from buffet.certificate import certify
+from buffet.lab.random_models import _tensor
 from buffet.learning.starts import initial_shares
 from buffet.loading.tokenizer import word_level
-from buffet.random_models import _tensor
 from buffet_checker import BadInputError
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint

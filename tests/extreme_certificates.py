@@ -25,13 +25,13 @@ from torch import Tensor
 import buffet
 from buffet.bounds.functions import FUNCTIONS
 from buffet.certificate import _describe, certify, kinds
+from buffet.lab.random_models import model_of
+from buffet.lab.soundness.cases import Case
+from buffet.lab.soundness.dice import ExtremeDice
+from buffet.lab.soundness.exact_points import ExactPoints, exact_points
+from buffet.lab.soundness.extremes import extreme_case, extreme_network
 from buffet.loading import Model
 from buffet.program import Affine, Apply, Bilinear, Center, Diagonal, Offset, Program, Softmax
-from buffet.random_models import model_of
-from buffet.soundness.cases import Case
-from buffet.soundness.dice import ExtremeDice
-from buffet.soundness.exact_points import ExactPoints, exact_points
-from buffet.soundness.extremes import extreme_case, extreme_network
 from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint, read_checkpoint
@@ -183,7 +183,7 @@ def _derivations(program: Program, everything: bool) -> list[dict[str, object]]:
 
 def honest(at: Situation, dice: ExtremeDice) -> bytes | None:
     """What the engine writes, if it proves anything."""
-    method = buffet.soundness.known_methods()[dice.pick(HONEST)]
+    method = buffet.lab.soundness.known_methods()[dice.pick(HONEST)]
     try:
         return certify(at.model, [at.case.region], method, at.case.label)[1]
     except buffet.BuffetError:

@@ -6,9 +6,9 @@ import torch
 
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
+from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
-from buffet.random_models import RandomModel, random_model
 from buffet.regions import LpBall
 from buffet.verify import Engine, bound_margins
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
-from buffet.bench.cases import CENTRE, shaped
-from buffet.bench.comparison import compare
-from buffet.bench.measuring import Measurement
-from buffet.bench.running import Row, document, read_document
 from buffet.datasets import read_splits
 from buffet.experiments.rows import seal
+from buffet.lab.bench.cases import CENTRE, shaped
+from buffet.lab.bench.comparison import compare
+from buffet.lab.bench.measuring import Measurement
+from buffet.lab.bench.running import Row, document, read_document
 from buffet.train import TrainSettings, train
 from buffet.train.results import Progress
 from buffet.train.state import resume_file

@@ -18,16 +18,16 @@ from torch import Tensor
 from buffet.bounds import propagation, scene
 from buffet.bounds.rounding import Errors
 from buffet.cli import main
+from buffet.lab.random_models import RandomModel, model_of
+from buffet.lab.soundness import spans, strict, strict_campaign
+from buffet.lab.soundness.cases import Case, random_case
+from buffet.lab.soundness.exact_points import compare, contained, exact_points
+from buffet.lab.soundness.extremes import THEMES, extreme_case
+from buffet.lab.soundness.judge import BITS, FUNCTIONS, Judge
+from buffet.lab.soundness.mutants import Patch, changed_result
+from buffet.lab.soundness.spans import Span, span_of
 from buffet.loading import ModelConfig
-from buffet.random_models import RandomModel, model_of
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.soundness import spans, strict, strict_campaign
-from buffet.soundness.cases import Case, random_case
-from buffet.soundness.exact_points import compare, contained, exact_points
-from buffet.soundness.extremes import THEMES, extreme_case
-from buffet.soundness.judge import BITS, FUNCTIONS, Judge
-from buffet.soundness.mutants import Patch, changed_result
-from buffet.soundness.spans import Span, span_of
 from extreme_certificates import ExtremeTally, Situation, extreme, hold, situation
 
 HARD = [0.0, 1.0, -1.0, 0.3, -0.75, 5.0, -30.0, 2.0**-600, -(2.0**-1074), 700.0, -700.0, 2.0**61, -(2.0**61)]

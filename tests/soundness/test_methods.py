@@ -12,14 +12,14 @@ from torch import Tensor
 from buffet.bounds.choices import Relaxer
 from buffet.cli import main
 from buffet.errors import BuffetError
+from buffet.lab.soundness import Progress, campaign, case_of, check_bounds, known_methods, points_of
+from buffet.lab.soundness.campaign import engine_of
+from buffet.lab.soundness.claims import check_margins, check_verdicts
+from buffet.lab.soundness.mutants import SEEDS, Mutant, Patch, evidence, hunt
+from buffet.lab.soundness.mutations import MUTANTS, engine, relaxations
+from buffet.lab.soundness.planted import planted_case
 from buffet.methods import METHODS
 from buffet.regions import CandidateSet, LpBall
-from buffet.soundness import Progress, campaign, case_of, check_bounds, known_methods, points_of
-from buffet.soundness.campaign import engine_of
-from buffet.soundness.claims import check_margins, check_verdicts
-from buffet.soundness.mutants import SEEDS, Mutant, Patch, evidence, hunt
-from buffet.soundness.mutations import MUTANTS, engine, relaxations
-from buffet.soundness.planted import planted_case
 from buffet.verify import Engine, bound_margins
 
 PLAIN = [name for name, method in METHODS.items() if method.optimise == "none"]
@@ -140,7 +140,7 @@ def test_mutants_leave_the_engine_as_it_was():
 
 
 def test_a_harmless_mutant_is_not_noticed(monkeypatch):
-    monkeypatch.setattr("buffet.soundness.mutants.SEEDS", (28,))
+    monkeypatch.setattr("buffet.lab.soundness.mutants.SEEDS", (28,))
     harmless = Mutant("none", "nothing", Patch(LpBall, "minimise", lambda right: right), ("interval",))
     assert hunt(harmless).violation is None
 

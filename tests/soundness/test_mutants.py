@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from buffet.lab.soundness import claims
+from buffet.lab.soundness.campaign import check_bounds, engine_of
+from buffet.lab.soundness.exact import EXACT, check_exactly
+from buffet.lab.soundness.mutants import SEEDS, Mutant, Patch, check_answer, evidence, findings, hunt, methods
+from buffet.lab.soundness.mutations import MUTANTS, staged
+from buffet.lab.soundness.points import Points
+from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method
 from buffet.regions import Cell
-from buffet.soundness import claims
-from buffet.soundness.campaign import check_bounds, engine_of
-from buffet.soundness.exact import EXACT, check_exactly
-from buffet.soundness.mutants import SEEDS, Mutant, Patch, check_answer, evidence, findings, hunt, methods
-from buffet.soundness.mutations import MUTANTS, staged
-from buffet.soundness.points import Points
-from buffet.soundness.staged import STAGED
 from buffet.verify import verify
 
 

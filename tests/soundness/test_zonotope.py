@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
-from buffet.bench.cases import BenchCase
-from buffet.bench.measuring import prepare
 from buffet.errors import BuffetError
+from buffet.lab.bench.cases import BenchCase
+from buffet.lab.bench.measuring import prepare
+from buffet.lab.peers import peer_named, plain_network, zonotope
+from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
+from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
-from buffet.peers import peer_named, plain_network, zonotope
-from buffet.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.program import Affine, Apply, Builder, Mix, Pool, Rescale, Scores
-from buffet.random_models import RandomModel, random_model
 from buffet.regions import Box, LpBall
 
 EXACT = {

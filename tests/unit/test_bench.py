@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bench import BenchCase, Limits, Measurement, Row, measure, run_cases, selection
-from buffet.bench.cases import CENTRE, GROWING, LAYERS, NAMED, TOKENS, WIDTHS, shaped
-from buffet.bench.comparison import Change, compare
-from buffet.bench.costs import Estimate, Machine, estimate
-from buffet.bench.counting import count
-from buffet.bench.growth import curves, draw
-from buffet.bench.measuring import M_FLOPS, prepare
-from buffet.bench.running import document, read_document
 from buffet.cli import main
 from buffet.errors import BuffetError
+from buffet.lab.bench import BenchCase, Limits, Measurement, Row, measure, run_cases, selection
+from buffet.lab.bench.cases import CENTRE, GROWING, LAYERS, NAMED, TOKENS, WIDTHS, shaped
+from buffet.lab.bench.comparison import Change, compare
+from buffet.lab.bench.costs import Estimate, Machine, estimate
+from buffet.lab.bench.counting import count
+from buffet.lab.bench.growth import curves, draw
+from buffet.lab.bench.measuring import M_FLOPS, prepare
+from buffet.lab.bench.running import document, read_document
+from buffet.lab.peers import peer_named, plain_network
+from buffet.lab.peers.auto_lirpa import AutoLirpa
 from buffet.methods import METHODS
-from buffet.peers import peer_named, plain_network
-from buffet.peers.auto_lirpa import AutoLirpa
 
 TINY = BenchCase("baseline", 1, tokens=4, width=8, inner=8, heads=2)
 CPU = torch.device("cpu")

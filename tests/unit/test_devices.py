@@ -11,9 +11,9 @@ import buffet
 from buffet.attack import AttackSettings
 from buffet.cli import main
 from buffet.devices import device_named
+from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
-from buffet.random_models import RandomModel, random_model
 from buffet.regions import Box, CandidateSet, LpBall, Region
 from elsewhere import DEVICE, MixedDevicesError, watch
 

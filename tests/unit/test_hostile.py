@@ -15,15 +15,15 @@ from PIL import Image
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from buffet.bench import running
-from buffet.bench.cases import BenchCase
-from buffet.bench.measuring import Measurement
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.experiments import read_rows
 from buffet.experiments.rows import seal
+from buffet.lab.bench import running
+from buffet.lab.bench.cases import BenchCase
+from buffet.lab.bench.measuring import Measurement
+from buffet.lab.reproduce.stages import Workspace, _times
 from buffet.loading import load
-from buffet.reproduce.stages import Workspace, _times
 from buffet.train import TrainSettings, train
 from buffet.train.pretrained import read_encoder
 from buffet.train.state import resume_file

@@ -13,10 +13,10 @@ from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
 from buffet.bounds.scene import Scene, local_nodes
 from buffet.bounds.softmax import with_differences
 from buffet.bounds.substitution import Bounds
+from buffet.lab.random_models import random_model
 from buffet.learning.starts import initial_shares
 from buffet.loading import ModelConfig
 from buffet.program import Scores, Softmax
-from buffet.random_models import random_model
 from buffet.regions import LpBall
 
 TOKENS, WIDTH = 5, 8

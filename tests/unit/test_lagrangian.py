@@ -11,13 +11,13 @@ from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Rows
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, needed_boxes
 from buffet.bounds.substitution import Bounds, OutOfTime
+from buffet.lab.random_models import random_model
 from buffet.learning.lagrangian import Lagrangian
 from buffet.learning.sheet import Sheet
 from buffet.learning.starts import initial_shares
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
 from buffet.program import Apply
-from buffet.random_models import random_model
 from buffet.regions import Box, CandidateSet, LpBall, Region
 
 TOKENS, WIDTH = 4, 8

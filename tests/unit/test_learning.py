@@ -13,6 +13,7 @@ from buffet import bounds as bounds_package
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
 from buffet.errors import BuffetError
+from buffet.lab.random_models import RandomModel
 from buffet.learning.adam import Adam
 from buffet.learning.control import Control
 from buffet.learning.lessons import Memory
@@ -23,7 +24,6 @@ from buffet.learning.starts import initial_shares
 from buffet.learning.tuning import Tuning
 from buffet.methods import METHODS
 from buffet.program import Apply
-from buffet.random_models import RandomModel
 from buffet.regions import LpBall
 from buffet.search import radius
 from buffet.tracing import MarginTrace

@@ -25,9 +25,9 @@ from buffet.bounds.relaxations import relax
 from buffet.bounds.scene import Scene
 from buffet.bounds.softmax import decompose
 from buffet.bounds.substitution import Bounds
+from buffet.lab.random_models import random_model
 from buffet.loading import ModelConfig
 from buffet.program import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
-from buffet.random_models import random_model
 from buffet.regions import Box as BoxRegion
 from buffet.regions import CandidateSet, LpBall, Region
 

@@ -17,9 +17,9 @@ from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.experiments import read_rows
 from buffet.experiments.workers import Failed
-from buffet.reproduce import SCALES, Scale, Stage, Subject, Workspace, reproduce
-from buffet.reproduce.scales import COMPARED
-from buffet.reproduce.tables import Table, ratio
+from buffet.lab.reproduce import SCALES, Scale, Stage, Subject, Workspace, reproduce
+from buffet.lab.reproduce.scales import COMPARED
+from buffet.lab.reproduce.tables import Table, ratio
 from buffet.train import preset_names
 from tiny_checkpoint import SENTENCES
 

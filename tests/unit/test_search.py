@@ -11,10 +11,10 @@ import torch
 import buffet
 from buffet import driver
 from buffet.errors import BuffetError
+from buffet.lab.random_models import RandomModel, random_model
 from buffet.learning.starts import STARTS
 from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
-from buffet.random_models import RandomModel, random_model
 from buffet.regions import Box, LpBall
 from buffet.search import radius
 from buffet.strategies import STRATEGIES

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from buffet import verify as public_verify
 from buffet.errors import BuffetError
+from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.program import Builder, Pool
-from buffet.random_models import RandomModel, random_model
 from buffet.regions import Box, CandidateSet, LpBall
 from buffet.verify import Engine, Verification, bound_margins, clean_answer, proven, verify
 

@@ -10,17 +10,17 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from buffet.bench.cases import NAMED, WINDOWED, BenchCase, Named, selection
-from buffet.bench.comparison import Change, compare
-from buffet.bench.costs import Machine, estimate
-from buffet.bench.growth import AXES, QUANTITIES, curves, draw
-from buffet.bench.running import Limits, Row, document, read_document, run_cases
 from buffet.cli.options import DEVICE_HELP, parse_memory
 from buffet.cli.terminal import print_json, print_table, progress_bar
 from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.files import write_atomically
-from buffet.peers import Rivalry, peer_named, run_rivals
+from buffet.lab.bench.cases import NAMED, WINDOWED, BenchCase, Named, selection
+from buffet.lab.bench.comparison import Change, compare
+from buffet.lab.bench.costs import Machine, estimate
+from buffet.lab.bench.growth import AXES, QUANTITIES, curves, draw
+from buffet.lab.bench.running import Limits, Row, document, read_document, run_cases
+from buffet.lab.peers import Rivalry, peer_named, run_rivals
 
 EXAMPLES = (
     "buffet bench",

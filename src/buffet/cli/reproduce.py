@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from buffet import reproduce as evaluation
 from buffet.cli.options import parse_norm, within
 from buffet.errors import BuffetError
 from buffet.experiments.workers import LocalFleet
-from buffet.reproduce import SCALES, Scale, Stage, Workspace
+from buffet.lab import reproduce as evaluation
+from buffet.lab.reproduce import SCALES, Scale, Stage, Workspace
 
 EXAMPLES = (
     "buffet reproduce --data path/to/data --out results",

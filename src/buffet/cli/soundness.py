@@ -13,9 +13,9 @@ import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table, progress_bar
-from buffet.soundness import Progress, Violation, campaign, strict_campaign
-from buffet.soundness.mutants import Caught, hunt
-from buffet.soundness.mutations import MUTANTS
+from buffet.lab.soundness import Progress, Violation, campaign, strict_campaign
+from buffet.lab.soundness.mutants import Caught, hunt
+from buffet.lab.soundness.mutations import MUTANTS
 
 EXAMPLES = (
     "buffet soundness",

@@ -1,0 +1,34 @@
+"""The soundness campaign: random networks and regions, and points that try to break every method's bounds.
+
+A method claims that no point of a region has a smaller margin than its bound. The campaign draws small
+networks over all operations, some with extreme weights and some built to have an adversarial point at a known
+distance; bounds them with every method; evaluates sampled, corner and attacked points, or all there are, in
+float64; and counts the claims that fail.
+
+cases      random networks and regions
+planted    networks whose radius is known
+points     points that try to break a bound
+claims     what a method claims, held against points
+campaign   every method on many cases
+strict     the same at the edges of floating point (`extremes`, `gadgets`), against exact values (`judge`)
+mutants    the same against an engine that is broken on purpose (`mutations`): it has to be noticed
+staged     cases for mistakes that random networks hide
+exact      claims that have to hold to the last bit
+"""
+
+from buffet.lab.soundness.campaign import Progress, Tally, campaign, case_of, check_bounds, known_methods
+from buffet.lab.soundness.claims import Violation
+from buffet.lab.soundness.points import points_of
+from buffet.lab.soundness.strict import strict_campaign
+
+__all__ = [
+    "Progress",
+    "Tally",
+    "Violation",
+    "campaign",
+    "case_of",
+    "check_bounds",
+    "known_methods",
+    "points_of",
+    "strict_campaign",
+]

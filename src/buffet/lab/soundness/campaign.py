@@ -1,0 +1,154 @@
+"""The campaign: every method on many cases, with everything counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from buffet.errors import BuffetError
+from buffet.lab.soundness.cases import Case, random_case
+from buffet.lab.soundness.claims import Finding, Violation, check_inside, check_margins, check_verdicts
+from buffet.lab.soundness.planted import planted_case
+from buffet.lab.soundness.points import Points, points_of
+from buffet.methods import METHODS, Method, method_named
+from buffet.verify import Engine
+
+LEARNING_STEPS = 4
+"""Any share is sound, so a few steps of an optimiser say as much as a hundred."""
+PLANTED_EVERY = 3
+"""Every so manieth network is a planted one."""
+TURNS = {"none": 3, "backward": 8, "final": 16, "all": 24, "tuned": 96}
+"""Methods get every so manieth network: plain ones, those that substitute backwards, those that learn."""
+INSIDE_EVERY = 16
+"""Of every so manieth network all claims of a method are looked at, not only its margins."""
+
+COMPOSED: Mapping[str, Method] = {
+    "baf+backward": method_named("baseline", propagation="baf+backward"),
+    "backward, window 1": method_named("backward", window=1),
+    "backward, middle": method_named("backward", product="middle"),
+    "backward, lse": method_named("backward", softmax="lse"),
+    "backward, differences": method_named("backward", softmax="differences"),
+    "backward, learned margin": method_named("backward", softmax="lse", optimise="final"),
+}
+"""Compositions that no name stands for, so that every part meets the others."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the campaign has seen of one method."""
+
+    method: str
+    networks: int = 0
+    checks: int = 0  # values held against finite bounds: margins, and everything inside
+    no_bound: int = 0  # networks for which the method gave no finite bound
+    violations: tuple[Violation, ...] = ()
+
+    def after(self, found: Finding) -> Tally:
+        return Tally(
+            self.method,
+            self.networks + 1,
+            self.checks + found.checks,
+            self.no_bound + (not found.bounded),
+            self.violations + found.violations,
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the campaign has seen so far; the networks of the seeds from `first` up to before `next`."""
+
+    first: int
+    next: int
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    points: int = 0  # at which margins were evaluated, each counted once whatever it is held against
+    planted: int = 0  # networks with a known adversarial point
+    exhaustive: int = 0  # networks whose region was tried point by point
+    undecided: int = 0  # comparisons with exact values that were too near to tell
+
+    @property
+    def networks(self) -> int:
+        return self.next - self.first
+
+    @property
+    def checks(self) -> int:
+        return sum(t.checks for t in self.tallies.values())
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        return tuple(v for t in self.tallies.values() for v in t.violations)
+
+
+def known_methods() -> dict[str, Method]:
+    """Everything the campaign tries: the named methods and some compositions, with few learning steps."""
+    named = {name: method_named(name, steps=LEARNING_STEPS) for name in METHODS}
+    return named | {name: replace(m, steps=LEARNING_STEPS) for name, m in COMPOSED.items()}
+
+
+def checked_methods(methods: Sequence[str] | None) -> Sequence[str]:
+    """The given names, which must be known; without any, all."""
+    known = known_methods()
+    for name in methods or ():
+        if name not in known:
+            raise BuffetError(f"unknown method '{name}'; choose one of: {', '.join(known)}")
+    return methods or tuple(known)
+
+
+def case_of(seed: int) -> Case:
+    """The case of a seed: a random network, or every third time a planted one."""
+    return planted_case(seed) if seed % PLANTED_EVERY == 2 else random_case(seed)
+
+
+def engine_of(case: Case) -> Engine:
+    """Single precision, the default, for half of the cases; double, where no allowance hides a mistake."""
+    return Engine(dtype=torch.float64 if case.seed % 2 else torch.float32)
+
+
+def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> Iterator[Finding]:
+    """What the points say of one method's bounds, what is quick to find out first."""
+    engine = engine_of(points.case)
+    yield check_margins(points, method, name, engine)
+    if inside and method.optimise == "none":
+        yield check_inside(points, method, name, engine)
+        if method.describe().keeps != "boxes":
+            yield check_inside(points, method, name, engine, shares=points.case.seed)
+
+
+def campaign(
+    networks: int, points: int, seed: int = 0, methods: Sequence[str] | None = None
+) -> Iterator[Progress]:
+    """Run the campaign; yields what it has seen so far after every network.
+
+    What is done with a network depends on its seed alone, so that a campaign can be split and continued. The
+    given methods are tried on every network, with all that is known to try; without them, all methods are,
+    in turns where they are slow.
+    """
+    known = known_methods()
+    now = Progress(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
+    for number in range(seed, seed + networks):
+        evidence = points_of(case_of(number), points)
+        planted = evidence.case.radius is not None
+        tallies = dict(now.tallies)
+        for place, name in enumerate(tallies):
+            turn = number + place
+            if methods or turn % _every(known[name]) == 0:
+                inside = bool(methods) or turn % INSIDE_EVERY == 0
+                found = sum(check_bounds(evidence, known[name], name, inside=inside), Finding())
+                if inside and planted:
+                    found += check_verdicts(evidence, known[name], name, engine_of(evidence.case))
+                tallies[name] = tallies[name].after(found)
+        now = Progress(
+            seed,
+            number + 1,
+            tallies,
+            now.points + evidence.count(),
+            now.planted + planted,
+            now.exhaustive + evidence.exhaustive,
+        )
+        yield now
+
+
+def _every(method: Method) -> int:
+    slow = method.optimise == "none" and method.propagation == "backward"
+    return TURNS["backward" if slow else method.optimise]
