@@ -19,7 +19,7 @@ from buffet.bounds.products import planes
 from buffet.bounds.relaxations import relax
 from buffet.bounds.softmax import softmax_piece
 from buffet.lab.reproduce.figures import FAINT, INK, SETTINGS
-from buffet.program import Rescale, Softmax
+from buffet.network import Rescale, Softmax
 
 HERE = Path(__file__).parent / "pictures"
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"

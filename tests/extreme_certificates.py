@@ -31,7 +31,7 @@ from buffet.lab.soundness.dice import ExtremeDice
 from buffet.lab.soundness.exact_points import ExactPoints, exact_points
 from buffet.lab.soundness.extremes import extreme_case, extreme_network
 from buffet.loading import Model
-from buffet.program import Affine, Apply, Bilinear, Center, Diagonal, Offset, Program, Softmax
+from buffet.network import Affine, Apply, Bilinear, Center, Diagonal, Offset, Program, Softmax
 from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint, read_checkpoint

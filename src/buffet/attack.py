@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.errors import BuffetError
+from buffet.network import Program
 from buffet.parallel import threads
-from buffet.program import Program
 from buffet.regions import CandidateSet, LpBall, Region
 from buffet.regions.norms import lp_norm
 

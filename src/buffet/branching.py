@@ -17,8 +17,8 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.methods import Method
+from buffet.network import Program, Scores
 from buffet.parallel import side_by_side
-from buffet.program import Program, Scores
 from buffet.regions import Cell, Cuts, LpBall, Region
 from buffet.regions.norms import lp_norm
 

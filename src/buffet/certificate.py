@@ -28,7 +28,7 @@ from buffet.learning.lessons import Memory
 from buffet.loading import Model
 from buffet.methods import Method, method_named
 from buffet.naming import sentence_of, spelling, substitutes
-from buffet.program import Node, Pool, Program
+from buffet.network import Program
 from buffet.proof import ROOMS, Proof, Tensors, prove
 from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
 from buffet.verify import QUICK_RIVALS, Engine, clean_answer, sized, tree_of_proofs
@@ -269,9 +269,4 @@ def _filled(region: CandidateSet, rows: Tensor) -> list[list[Tensor]]:
 def kinds(program: Program) -> list[str]:
     """The operations of a program in the words of the schema."""
 
-    def kind(node: Node) -> str:
-        if isinstance(node.op, Pool):
-            return node.op.kind
-        return type(node.op).__name__.lower()
-
-    return [kind(node) for node in program.nodes]
+    return [type(node.op).__name__.lower() for node in program.nodes]

@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from buffet.bounds.propagation import kept_forms, needed_boxes
-from buffet.bounds.scene import Scene, local_nodes, row_entries, together, widest_rows
+from buffet.bounds.scene import Scene, first_row, local_nodes, row_entries, together, widest_rows
 from buffet.learning.tuning import Tuning
 from buffet.methods import Method
-from buffet.program import Affine, Mix, Scores
+from buffet.network import Bilinear
 
 PASSING = 12
 """Versions of a chunk, or of a row that is larger than a chunk, that a backward pass holds."""
@@ -83,9 +83,9 @@ def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> 
     passing = PASSING if propagation.keeps == "none" else PASSING_TOKEN
     roots = needed_boxes(program) | kept
     if method.optimise == "tuned":
-        sampled = (_sampled(scene, Tuning(method.steps), _root(scene, i), stops) for i in roots)
+        sampled = (_sampled(scene, Tuning(method.steps), first_row(program, i), stops) for i in roots)
         each += TUNED * 2 * size * max(sampled, default=0)
-    widest = max((widest_rows(scene, _root(scene, i), stops) for i in roots), default=0)
+    widest = max((widest_rows(scene, first_row(program, i), stops) for i in roots), default=0)
     return Need(passing * chunk, each + passing * 2 * size * widest)
 
 
@@ -100,19 +100,13 @@ def readable(size: int) -> str:
     return f"{mega} MB" if mega < 10_000 else f"{math.ceil(mega / 102.4) / 10} GB"
 
 
-def _root(scene: Scene, index: int) -> int:
-    """Where the rows of a node start: those of an affine one at the node it reads."""
-    node = scene.program.nodes[index]
-    return node.inputs[0] if isinstance(node.op, Affine) else index
-
-
 def _terms(scene: Scene) -> int:
     """The terms of all products of attention: queries × keys × width."""
     nodes = scene.program.nodes
     return sum(
         math.prod(scene.clean[node.inputs[0]].shape[:1] + scene.clean[node.inputs[1]].shape)
         for node in nodes
-        if isinstance(node.op, Scores | Mix)
+        if isinstance(node.op, Bilinear) and node.op.mixes
     )
 
 
@@ -126,6 +120,7 @@ def _rows(scene: Scene, kept: frozenset[int], stops: frozenset[int]) -> int:
     program = scene.program
     groups = set(together(program, needed_boxes(program) | kept).values())
     return sum(
-        sum(scene.clean[n].shape[-1] for n in group) * sum(row_entries(scene, _root(scene, group[0]), stops))
+        sum(scene.clean[n].shape[-1] for n in group)
+        * sum(row_entries(scene, first_row(program, group[0]), stops))
         for group in groups
     )

@@ -28,7 +28,7 @@ from buffet.learning.plans import MODES, PLANS, RULED, Learning
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import STARTS
 from buffet.learning.tuning import Tuning
-from buffet.program import Program
+from buffet.network import Program
 from buffet.regions import LpBall, Region
 
 LARGEST_RATE = 1e6

@@ -25,7 +25,7 @@ from buffet.bounds.scene import Scene, together
 from buffet.bounds.softmax import better_bound, softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.methods import Method
-from buffet.program import Affine, Apply, Bilinear, Node, Softmax
+from buffet.network import Apply, Bilinear, Node, Softmax
 from buffet.regions import Region
 
 Tensors = dict[str, Tensor]
@@ -136,15 +136,14 @@ class Proof:
             "keep": keep,
         }
         self.derivations.append(entry)
-        first = bounds.nodes[nodes[0]]
-        pending = {first.inputs[0] if isinstance(first.op, Affine) else nodes[0]}
+        pending = {first_row(bounds.scene.program, nodes[0])}
         while pending:
             index = max(pending)
             pending.remove(index)
             if index in stops or index in bounds.locals:
                 continue
             self.used.add((choices, index))
-            pending |= set(read(bounds.nodes[index]))
+            pending |= set(bounds.nodes[index].followed)
 
     def push(self, bounds: Bounds, index: int, keep: bool) -> None:
         """The box of a node from the linear forms of its inputs."""
@@ -165,11 +164,6 @@ def _same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def read(node: Node) -> tuple[int, ...]:
-    """The inputs that a substitution goes on to: softmax only looks at its scores."""
-    return node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs
-
-
 def prove(
     scene: Scene, region: Region, method: Method, learned: Mapping[int, Mapping[int, Shares]], room: Room
 ) -> Proof:
@@ -187,8 +181,7 @@ def prove(
     def sharpen(bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         if nodes[0] not in learned:
             return bounds.boxes_of(nodes, stops)
-        first = bounds.nodes[nodes[0]]
-        upto = first.inputs[0] if isinstance(first.op, Affine) else nodes[0]
+        upto = first_row(scene.program, nodes[0])
         own = Recorder(Relaxer(method.product, learned[nodes[0]]))
         tuned = bounds.relaxed(own, bounds.dtype, upto=upto)
         proof.own[nodes[0]] = proof.keep(own.chosen)

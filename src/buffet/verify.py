@@ -25,8 +25,8 @@ from buffet.learning.control import Control
 from buffet.learning.lessons import Lessons, Memory
 from buffet.memory import Need, chunk_within, need, readable
 from buffet.methods import Method, method_named
+from buffet.network import Program
 from buffet.parallel import side_by_side
-from buffet.program import Program
 from buffet.regions import Cell, LpBall, Region
 
 Verdict = Literal["certified", "falsified", "unknown"]

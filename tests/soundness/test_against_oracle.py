@@ -19,7 +19,7 @@ import torch
 from buffet.loading.config import ModelConfig
 from buffet.loading.network import build_program
 from buffet.methods import METHODS
-from buffet.program import Program
+from buffet.network import Program
 from buffet.regions import LpBall
 from buffet.verify import Engine, bound_margins
 from oracle import oracle_margin

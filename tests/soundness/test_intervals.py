@@ -14,18 +14,19 @@ from torch import Tensor
 
 from buffet.bounds.functions import FUNCTIONS
 from buffet.bounds.intervals import Box, interval
-from buffet.program import (
+from buffet.network import (
     Add,
     Affine,
     Apply,
     Center,
     Diagonal,
+    First,
     Input,
+    Mean,
     Mix,
     Normalise,
     Offset,
     Op,
-    Pool,
     Rescale,
     Scores,
     Softmax,
@@ -53,8 +54,8 @@ OPS: dict[str, tuple[Op, tuple[tuple[int, int], ...]]] = {
     "center of one": (Center(), ((TOKENS, 1),)),
     "add": (Add(), ((TOKENS, 4), (TOKENS, 4))),
     "offset": (Offset(random(TOKENS, 4, seed=3)), ((TOKENS, 4),)),
-    "first": (Pool("first"), ((TOKENS, 4),)),
-    "mean": (Pool("mean"), ((TOKENS, 4),)),
+    "first": (First(), ((TOKENS, 4),)),
+    "mean": (Mean(), ((TOKENS, 4),)),
     "scores": (Scores(heads=HEADS, scale=0.7), ((2, 4), (TOKENS, 4))),
     "mix": (Mix(heads=HEADS), ((2, HEADS * TOKENS), (TOKENS, 4))),
     "rescale": (Rescale(heads=HEADS), ((TOKENS, 4), (TOKENS, HEADS))),

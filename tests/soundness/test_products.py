@@ -16,7 +16,7 @@ from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import PlanesPiece
 from buffet.bounds.products import planes
-from buffet.program import Bilinear, Mix, Normalise, Rescale, Scores
+from buffet.network import Bilinear, Mix, Normalise, Rescale, Scores
 
 TASKS, QUERIES, KEYS, HEADS, DEPTH = 2, 2, 3, 2, 2
 OPS: dict[str, Bilinear] = {

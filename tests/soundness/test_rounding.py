@@ -16,7 +16,7 @@ from buffet.bounds.scene import Scene
 from buffet.lab.random_models import RandomModel, model_of, random_tensors
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, Method
-from buffet.program import Apply, Bilinear, Softmax
+from buffet.network import Apply, Bilinear, Softmax
 from buffet.regions import Box, LpBall
 from buffet.verify import Engine, bound_margins, clean_answer, verify
 

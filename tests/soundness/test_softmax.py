@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box, interval
 from buffet.bounds.softmax import softmax_piece
-from buffet.program import Softmax
+from buffet.network import Softmax
 
 HEADS, QUERIES, TASKS = 2, 3, 2
 

@@ -15,7 +15,7 @@ from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box
 from buffet.bounds.products import planes
 from buffet.bounds.wholes import Whole, WholePiece
-from buffet.program import Mix
+from buffet.network import Mix
 from buffet.regions import Cell, LpBall
 from buffet.regions.cells import Cuts
 from buffet_checker import pieces as checked

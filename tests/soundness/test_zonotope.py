@@ -17,7 +17,7 @@ from buffet.lab.peers import peer_named, plain_network, zonotope
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
-from buffet.program import Affine, Apply, Builder, Mix, Pool, Rescale, Scores
+from buffet.network import Affine, Apply, Builder, First, Mean, Mix, Rescale, Scores
 from buffet.regions import Box, LpBall
 
 EXACT = {
@@ -257,7 +257,7 @@ def test_nothing_moves_at_zero_and_bounds_fall_from_there(p: float) -> None:
 def test_affine_networks_are_exact(p: float) -> None:
     net = Builder()
     weight, bias = rows(5), rows(1, 5)[0]
-    hidden = net.add(Pool("mean"), net.affine(net.input, weight, bias))
+    hidden = net.add(Mean(), net.affine(net.input, weight, bias))
     net.add(Affine(rows(3, 5), rows(1, 3)[0]), hidden)
     program, x = net.build(), rows()
     ball = LpBall(x, [[0, 3]], p, 0.7)
@@ -283,7 +283,7 @@ def test_the_radius_is_what_is_proven() -> None:
 def test_what_is_not_supported_is_said() -> None:
     x = rows()
     net = Builder()
-    net.add(Affine(rows(2), rows(1, 2)[0]), net.add(Pool("first"), net.add(Apply("gelu"), net.input)))
+    net.add(Affine(rows(2), rows(1, 2)[0]), net.add(First(), net.add(Apply("gelu"), net.input)))
     with pytest.raises(BuffetError, match="gelu is not supported"):
         zonotope.margins(net.build(), LpBall(x, [0], 2, 0.1), 0)
     program = small().program64

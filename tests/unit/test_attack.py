@@ -10,7 +10,7 @@ import torch
 
 from buffet.attack import AttackSettings, attack, attacked_radius, nearest_attack
 from buffet.errors import BuffetError
-from buffet.program import Add, Apply, Builder, Pool, Program
+from buffet.network import Add, Apply, Builder, First, Program
 from buffet.regions import Box, CandidateSet, LpBall, Region
 
 NORMS = [1, 1.5, 2, math.inf]
@@ -37,14 +37,14 @@ def encoder(seed: int = 0, layers: int = 1, width: int = 8, classes: int = 3) ->
         h = build.layer_norm(
             build.add(Add(), h, build.affine(inner, *dense(width, 2 * width))), one, zero, eps=None
         )
-    build.affine(build.add(Pool("first"), h), *dense(classes, width))
+    build.affine(build.add(First(), h), *dense(classes, width))
     return build.build()
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor) -> Program:
     """Logits that are an affine function of the first row."""
     build = Builder()
-    build.affine(build.add(Pool("first"), build.input), weight, bias)
+    build.affine(build.add(First(), build.input), weight, bias)
     return build.build()
 
 

@@ -18,7 +18,7 @@ import buffet
 import buffet_checker
 from buffet.certificate import certify
 from buffet.cli import main
-from buffet.program import Affine, Node, Program
+from buffet.network import Affine, Node, Program
 from buffet.verify import proven
 from buffet_checker import storage
 from buffet_checker.__main__ import main as check_alone

@@ -14,7 +14,7 @@ from buffet.learning.control import Control
 from buffet.learning.lessons import Memory
 from buffet.learning.starts import initial_shares
 from buffet.methods import METHODS
-from buffet.program import Bilinear, Mix, Scores
+from buffet.network import Bilinear, Mix, Scores
 from random_encoders import ball, encoder, smallest, walk
 
 

@@ -15,7 +15,7 @@ import buffet
 from buffet.errors import BuffetError
 from buffet.loading import Model, ModelConfig, load, sources
 from buffet.loading.tokenizer import word_level
-from buffet.program import Program
+from buffet.network import Program
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,7 +16,7 @@ from buffet.bounds.substitution import Bounds
 from buffet.lab.random_models import random_model
 from buffet.learning.starts import initial_shares
 from buffet.loading import ModelConfig
-from buffet.program import Scores, Softmax
+from buffet.network import Scores, Softmax
 from buffet.regions import LpBall
 
 TOKENS, WIDTH = 5, 8

@@ -17,7 +17,7 @@ from buffet.learning.sheet import Sheet
 from buffet.learning.starts import initial_shares
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
-from buffet.program import Apply
+from buffet.network import Apply
 from buffet.regions import Box, CandidateSet, LpBall, Region
 
 TOKENS, WIDTH = 4, 8

@@ -23,7 +23,7 @@ from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.starts import initial_shares
 from buffet.learning.tuning import Tuning
 from buffet.methods import METHODS
-from buffet.program import Apply
+from buffet.network import Apply
 from buffet.regions import LpBall
 from buffet.search import radius
 from buffet.tracing import MarginTrace

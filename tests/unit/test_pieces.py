@@ -11,17 +11,18 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.pieces import AddPiece, LinesPiece, PlanesPiece, SoftmaxPiece, exact_piece
-from buffet.program import (
+from buffet.network import (
     Add,
     Affine,
     Apply,
     Bilinear,
     Center,
     Diagonal,
+    First,
+    Mean,
     Mix,
     Offset,
     Op,
-    Pool,
     Rescale,
     Scores,
 )
@@ -33,15 +34,15 @@ LINEAR: dict[str, Op] = {
     "diagonal": Diagonal(random(WIDTH), random(WIDTH)),
     "center": Center(),
     "offset": Offset(random(TOKENS, WIDTH)),
-    "first": Pool("first"),
-    "mean": Pool("mean"),
+    "first": First(),
+    "mean": Mean(),
 }
 # The rows of the only token of a pooled value are diagonal.
 CASES = [
     (name, kind)
     for name, op in LINEAR.items()
     for kind, settings in KINDS.items()
-    if settings["diagonal"] or not isinstance(op, Pool)
+    if settings["diagonal"] or name not in ("first", "mean")
 ]
 
 
@@ -105,9 +106,8 @@ def test_pushing_the_form_or_pulling_the_rows_is_the_same(name, kind):
 
 
 def test_pieces_have_the_precision_asked_for_and_nonlinear_operations_none():
-    for name in ("affine", "diagonal"):
-        assert piece_of(LINEAR[name], torch.float32).weight.dtype == torch.float32
-    assert piece_of(LINEAR["mean"], torch.float32).weights.dtype == torch.float32
+    for op in LINEAR.values():
+        assert piece_of(op, torch.float32).coefs.dtype == torch.float32
     for op in (Apply("relu"), Scores(heads=2), Rescale()):
         assert piece_of(op) is None
 

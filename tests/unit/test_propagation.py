@@ -27,7 +27,7 @@ from buffet.bounds.softmax import decompose
 from buffet.bounds.substitution import Bounds
 from buffet.lab.random_models import random_model
 from buffet.loading import ModelConfig
-from buffet.program import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
+from buffet.network import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
 from buffet.regions import Box as BoxRegion
 from buffet.regions import CandidateSet, LpBall, Region
 

@@ -14,7 +14,7 @@ import buffet.loading.pytorch as documented
 from buffet.errors import BuffetError
 from buffet.loading import EncoderClassifier, load
 from buffet.loading.tokenizer import word_level
-from buffet.program import Affine
+from buffet.network import Affine
 
 WIDTH, VOCABULARY, POSITIONS = 12, 30, 10
 

@@ -15,7 +15,7 @@ from buffet.errors import BuffetError
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
-from buffet.program import Builder, Pool
+from buffet.network import Builder, Mean
 from buffet.regions import Box, CandidateSet, LpBall
 from buffet.verify import Engine, Verification, bound_margins, clean_answer, proven, verify
 
@@ -111,7 +111,7 @@ def test_cancelling_weights_in_single_precision_are_no_proof():
     net = Builder()
     centered = net.layer_norm(net.input, torch.ones(8), torch.zeros(8), eps=None)
     weight = torch.stack([torch.zeros(8), 1 + last_bits * 2.0**-23])
-    net.affine(net.add(Pool("mean"), centered), weight, torch.tensor([0.0, 6.1e-7]))
+    net.affine(net.add(Mean(), centered), weight, torch.tensor([0.0, 6.1e-7]))
     network = RandomModel(model().config, net.build(), net.build().to(torch.float64))
     corner = torch.where(last_bits > last_bits.mean(), -1.0, 1.0).double()
     assert answer(network, torch.zeros(1, 8)) == 1

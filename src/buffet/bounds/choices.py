@@ -23,7 +23,7 @@ from buffet.bounds.relaxations import SIDES, Side, relax
 from buffet.bounds.softmax import softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.bounds.wholes import Whole
-from buffet.program import Apply, Bilinear, Mix, Node, Softmax
+from buffet.network import Apply, Bilinear, Mix, Node, Softmax
 from buffet.regions import LpBall
 
 Shares = dict[str, Tensor]

@@ -8,7 +8,7 @@ whatever a linear bound says.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import torch
@@ -16,19 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.functions import FUNCTIONS
-from buffet.program import (
-    Add,
-    Affine,
-    Apply,
-    Bilinear,
-    Center,
-    Diagonal,
-    Normalise,
-    Offset,
-    Op,
-    Pool,
-    Softmax,
-)
+from buffet.network import Add, Apply, Bilinear, Linear, Normalise, Op, Softmax
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -56,44 +44,25 @@ def interval(op: Op, clean: tuple[Tensor, ...], *boxes: Box) -> Box:
 
 
 @interval.register
-def _affine(op: Affine, clean: tuple[Tensor, ...], x: Box) -> Box:
-    positive, negative = op.weight.clamp_min(0).mT, op.weight.clamp_max(0).mT
-    lower = x.lower @ positive + x.upper @ negative
-    if op.least > -math.inf:
-        value = op.evaluate(*clean)
-        lower = torch.maximum(lower, op.least - value - EPS * value.abs())
-    return Box(lower, x.upper @ positive + x.lower @ negative)
-
-
-@interval.register
-def _diagonal(op: Diagonal, clean: tuple[Tensor, ...], x: Box) -> Box:
-    a, b = x.lower * op.weight, x.upper * op.weight
-    return Box(torch.minimum(a, b), torch.maximum(a, b))
-
-
-@interval.register
-def _center(op: Center, clean: tuple[Tensor, ...], x: Box) -> Box:
-    # y_i = (1 − 1/w) x_i − Σ_{j≠i} x_j / w
-    share = 1 / x.lower.shape[-1]
-    ends = torch.stack([x.lower, x.upper])
-    lower, upper = torch.sub((1 - share) * ends, _others(ends.flip(0)), alpha=share).unbind(0)
-    return Box(lower, upper)
+def _linear(op: Linear, clean: tuple[Tensor, ...], x: Box) -> Box:
+    """``P⁺·lower + P⁻·upper`` below, and the other way round above."""
+    coefs, low, high = op.coefficients(clean[0]), x.lower.unsqueeze(-1), x.upper.unsqueeze(-1)
+    if op.increasing:
+        lower, upper = op.act(coefs, low), op.act(coefs, high)
+    else:
+        positive, negative = coefs.clamp_min(0), coefs.clamp_max(0)
+        lower = op.act(positive, low) + op.act(negative, high)
+        upper = op.act(positive, high) + op.act(negative, low)
+    found = Box(lower.squeeze(-1), upper.squeeze(-1))
+    if op.floor == -math.inf:
+        return found
+    value = op.evaluate(*clean)
+    return replace(found, lower=torch.maximum(found.lower, op.floor - value - EPS * value.abs()))
 
 
 @interval.register
 def _add(op: Add, clean: tuple[Tensor, ...], a: Box, b: Box) -> Box:
     return Box(a.lower + b.lower, a.upper + b.upper)
-
-
-@interval.register
-def _offset(op: Offset, clean: tuple[Tensor, ...], x: Box) -> Box:
-    return x
-
-
-@interval.register
-def _pool(op: Pool, clean: tuple[Tensor, ...], x: Box) -> Box:
-    weights = op.weights(x.lower.shape[1], None, x.lower)
-    return Box(*((weights @ v).unsqueeze(1) for v in (x.lower, x.upper)))
 
 
 @interval.register

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Rows
 from buffet.bounds.pieces import PlanesPiece
-from buffet.program import Bilinear, Node, Pool, Scores, Softmax
+from buffet.network import Bilinear, Node, Scores, Softmax
 
 
 def splits(
@@ -40,10 +40,9 @@ def splits(
         node = nodes[reached]
         if reached in stops:
             return False
-        sums = isinstance(node.op, Pool) and node.op.kind == "mean"
-        if sums or (isinstance(node.op, Bilinear) and "i" not in node.op.y and node.inputs[1] not in local):
+        if node.op.mixes and (node.op.linear or node.inputs[1] not in local):
             return False
-        pending.update(node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs)
+        pending.update(node.followed)
     return True
 
 

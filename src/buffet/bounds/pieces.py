@@ -11,7 +11,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.medians import lower_median
-from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
+from buffet.network import Add, Bilinear, Linear, Op
 
 Pulled = tuple[tuple[Rows, ...], Tensor | None]
 Moved = Int[Tensor, "tasks moved"] | None
@@ -47,51 +47,18 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class AffinePiece(Piece):
-    weight: Float[Tensor, "out in"]
+class LinearPiece(Piece):
+    """A linear operation of one value, which is its own piece."""
+
+    op: Linear
+    coefs: Tensor
 
     def pull(self, rows: Rows) -> Pulled:
-        return (rows.like(self.weight.mT @ rows.coefs),), None
+        coefs = self.op.act_transposed(self.coefs, rows.coefs)
+        return (Rows(coefs, rows.groups, rows.diagonal and not self.op.mixes, rows.moved),), None
 
     def push(self, *forms: Form) -> Form:
-        return forms[0].through(torch.matmul, self.weight[None])
-
-
-@dataclass(frozen=True, eq=False)
-class DiagonalPiece(Piece):
-    weight: Float[Tensor, "features"]
-
-    def pull(self, rows: Rows) -> Pulled:
-        return (rows.like(rows.coefs * self.weight[:, None]),), None
-
-    def push(self, *forms: Form) -> Form:
-        return forms[0].through(torch.mul, self.weight[None, :, None])
-
-
-@dataclass(frozen=True, eq=False)
-class CenterPiece(Piece):
-    """``x − mean(x)`` as a rank-one update; the matrix is symmetric, so pull and push agree."""
-
-    def pull(self, rows: Rows) -> Pulled:
-        total = rows.coefs.sum(2, keepdim=True)
-        return (rows.like(torch.sub(rows.coefs, total, alpha=1 / rows.coefs.shape[2])),), None
-
-    def push(self, *forms: Form) -> Form:
-        sides = forms[0].sides
-        width = sides.shape[-2]
-        eye = torch.eye(width, dtype=sides.dtype, device=sides.device)
-        return forms[0].through(torch.matmul, (eye - 1 / width)[None])
-
-
-@dataclass(frozen=True, eq=False)
-class IdentityPiece(Piece):
-    """An operation that moves the value but not the deviation (`Offset`)."""
-
-    def pull(self, rows: Rows) -> Pulled:
-        return (rows,), None
-
-    def push(self, *forms: Form) -> Form:
-        return forms[0]
+        return forms[0].through(self.op.act, self.coefs.unsqueeze(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,46 +80,11 @@ class AddPiece(Piece):
         return AddPiece(error)
 
 
-@dataclass(frozen=True, eq=False)
-class PoolPiece(Piece):
-    """All tokens to one; the result's only token is the one group of its rows.
-
-    Rows of the first token stay diagonal: group 0 reads token 0.
-    """
-
-    weights: Float[Tensor, "tokens"]
-    first: bool
-
-    def pull(self, rows: Rows) -> Pulled:
-        if self.first:
-            return (rows,), None
-        coefs = rows.coefs * self.weights[:, None, None]
-        return (Rows(coefs, rows.groups, diagonal=False),), None
-
-    def push(self, *forms: Form) -> Form:
-        def pool(weights: Tensor, sides: Tensor) -> Tensor:
-            return torch.einsum("sn,stnfd->stfd", weights, sides).unsqueeze(2)
-
-        return forms[0].through(pool, self.weights[None])
-
-
 def exact_piece(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Piece | None:
     """The piece of a linear operation; None for a nonlinear one, which has to be relaxed."""
-    match op:
-        case Affine():
-            return AffinePiece(op.weight.to(dtype))
-        case Diagonal():
-            return DiagonalPiece(op.weight.to(dtype))
-        case Center():
-            return CenterPiece()
-        case Offset():
-            return IdentityPiece()
-        case Add():
-            return AddPiece()
-        case Pool():
-            weights = op.weights(clean[0].shape[0], None, clean[0])
-            return PoolPiece(weights.to(dtype), first=op.kind == "first")
-    return None
+    if isinstance(op, Linear):
+        return LinearPiece(op, op.coefficients(clean[0]).to(dtype))
+    return AddPiece() if isinstance(op, Add) else None
 
 
 @dataclass(frozen=True, eq=False)

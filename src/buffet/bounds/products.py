@@ -20,7 +20,7 @@ from torch import Tensor
 from buffet.bounds.forms import Form
 from buffet.bounds.intervals import Box, box_terms
 from buffet.bounds.pieces import PlanesPiece, split_axes
-from buffet.program import Bilinear
+from buffet.network import Bilinear
 
 TIE = 1e-4
 """Ranges whose ends differ by less than this share of their width are a tie: rounding must not choose."""

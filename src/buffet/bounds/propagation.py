@@ -25,24 +25,13 @@ from buffet.bounds.intervals import Box, interval
 from buffet.bounds.rounding import LOST, input_box, outward
 from buffet.bounds.scene import Scene, together
 from buffet.bounds.substitution import Bounds, Relax
-from buffet.program import (
-    Apply,
-    Bilinear,
-    Input,
-    Mix,
-    Node,
-    Program,
-    Scores,
-    Softmax,
-)
+from buffet.network import Input, Mix, Node, Program, Scores
 from buffet.regions import Region
 
 Sharpen = Callable[[Bounds, Sequence[int], Mapping[int, Stop]], dict[int, Box]]
 """(bounds so far, nodes read together, stops) → boxes of the nodes through linear forms."""
 Settle = Callable[[int, Box], Box]
 """(node, its box) → a box that contains it."""
-
-NONLINEAR = (Apply, Bilinear, Softmax)
 
 
 @dataclass(frozen=True)
@@ -162,13 +151,13 @@ def needed_boxes(program: Program) -> frozenset[int]:
 
     The box of an elementwise function of a bounded node is already exact.
     """
-    read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
-    return frozenset(i for i in read if not isinstance(program.nodes[i].op, Input | Apply))
+    read = {i for n in program.nodes if not n.op.linear for i in n.inputs}
+    return frozenset(i for i in read if not program.nodes[i].op.exact_box)
 
 
 def boxed_nodes(program: Program) -> frozenset[int]:
     """Nodes whose interval arithmetic is of use: margins, what nonlinearities read, and what those read."""
-    read = {i for n in program.nodes if isinstance(n.op, NONLINEAR) for i in n.inputs}
+    read = {i for n in program.nodes if not n.op.linear for i in n.inputs}
     read.add(len(program.nodes) - 1)
     return frozenset(read | {i for index in read for i in program.nodes[index].inputs})
 

@@ -29,21 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.intervals import Box, interval
-from buffet.program import (
-    Add,
-    Affine,
-    Apply,
-    Bilinear,
-    Center,
-    Diagonal,
-    Input,
-    Normalise,
-    Offset,
-    Op,
-    Pool,
-    Program,
-    Softmax,
-)
+from buffet.network import Add, Apply, Bilinear, Input, Linear, Normalise, Op, Program, Softmax
 from buffet.regions import Region
 
 Sizes = Float[Tensor, "_ _ _"]
@@ -52,8 +38,6 @@ Slopes = tuple[Tensor, Tensor]
 """The largest slopes and intercepts of lines, in size."""
 LOST = 0.01
 """Boxes of which rounding may be such a share are for double precision."""
-LINEAR = (Affine, Diagonal, Center, Offset, Pool)
-"""Operations that hand their error on; `Add` takes it off."""
 
 
 def roundings(program: Program, clean: Sequence[Tensor], dtype: torch.dtype) -> float:
@@ -82,35 +66,18 @@ def residual(op: Op, result: Tensor, *values: Tensor) -> Float[Tensor, "_ _"]:
         return torch.zeros_like(result)
     info = torch.finfo(result.dtype)
     terms = 4 + max(n for value in values for n in value.shape)
-    if isinstance(op, Center):
-        size = values[0].abs() + values[0].abs().mean(-1, keepdim=True)
-    else:
-        size = op.map(torch.abs).evaluate(*(value.abs() for value in values))
-    return terms * info.eps * size + info.tiny
+    return terms * info.eps * op.largest(*values) + info.tiny
 
 
 def sizes(op: Op, clean: Sequence[Tensor], *inputs: Sizes) -> Sizes:
-    """No output deviates by more if the inputs deviate by no more than this; nothing cancels in it.
-
-    Of linear operations and products ``(x̂ + a)(ŷ + b) − x̂ŷ = ŷa + (x̂ + a)b``.
-    """
+    """How far the output of a linear operation or a product may deviate, where its inputs deviate so far."""
     match op:
-        case Affine():
-            return inputs[0] @ op.weight.abs().mT
-        case Diagonal():
-            return inputs[0] * op.weight.abs()
-        case Center():
-            return inputs[0] + inputs[0].mean(-1, keepdim=True)
-        case Offset():
-            return inputs[0]
+        case Linear():
+            return op.largest_deviation(op.coefficients(inputs[0]), inputs[0])
         case Add():
             return inputs[0] + inputs[1]
-        case Pool():
-            return op.weights(inputs[0].shape[-2], None, inputs[0])[None] @ inputs[0]
         case Bilinear():
-            a, b = inputs
-            x, y = (value.abs() for value in clean)
-            return op.evaluate(x + a, b) + op.evaluate(a, y)
+            return op.largest_deviation(tuple(clean), *inputs)
     raise NotImplementedError(type(op).__name__)
 
 
@@ -202,7 +169,7 @@ class Errors:
 
     def _error(self, index: int) -> Tensor | None:
         node, reaches = self.reaches.program.nodes[index], self.reaches
-        if not isinstance(node.op, LINEAR):
+        if not isinstance(node.op, Linear):  # those of one value hand their error on; sums take it off
             return None
         (source,) = node.inputs
         if index not in reaches.local:

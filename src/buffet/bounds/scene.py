@@ -11,7 +11,7 @@ from torch import Tensor
 
 from buffet.bounds.pieces import Piece, exact_piece
 from buffet.bounds.rounding import residual, roundings
-from buffet.program import Affine, Center, Diagonal, Input, Mix, Offset, Pool, Program, Scores, Softmax
+from buffet.network import Affine, Input, Linear, Program
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def local_nodes(program: Program) -> frozenset[int]:
     """Nodes behind linear operations on single tokens only: their forms are exact."""
     local: set[int] = set()
     for index, node in enumerate(program.nodes):
-        linear = isinstance(node.op, Affine | Diagonal | Center | Offset)
-        if isinstance(node.op, Input) or (linear and node.inputs[0] in local):
+        alone = isinstance(node.op, Linear) and node.op.per_token
+        if isinstance(node.op, Input) or (alone and node.inputs[0] in local):
             local.add(index)
     return frozenset(local)
 
@@ -77,18 +77,21 @@ def row_entries(scene: Scene, root: int, stops: Collection[int]) -> Iterator[int
         yield (tokens if dense else 1) * features * groups
         if index not in stops:
             node = scene.program.nodes[index]
-            mixes = isinstance(node.op, Scores | Mix) or (
-                isinstance(node.op, Pool) and node.op.kind == "mean"
-            )
-            for source in node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs:
-                pending[source] = pending.get(source, False) or dense or mixes
+            for source in node.followed:
+                pending[source] = pending.get(source, False) or dense or node.op.mixes
+
+
+def first_row(program: Program, index: int) -> int:
+    """Where unit rows of a node start: those of an affine one are rows of the node it reads."""
+    node = program.nodes[index]
+    return node.inputs[0] if isinstance(node.op, Affine) else index
 
 
 def together(program: Program, nodes: frozenset[int]) -> dict[int, tuple[int, ...]]:
     """For each of the nodes, those that are substituted in one go: affine maps of the same value."""
     groups: dict[int, list[int]] = {}
     for n in sorted(nodes):
-        node = program.nodes[n]
-        key = node.inputs[0] if isinstance(node.op, Affine) else -n
+        start = first_row(program, n)
+        key = -n if start == n else start
         groups.setdefault(key, []).append(n)
     return {n: tuple(group) for group in groups.values() for n in group}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from buffet.bounds.intervals import EPS, Box, difference_range
 from buffet.bounds.pieces import SoftmaxPiece
-from buffet.program import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
+from buffet.network import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 
 SOFTMAXES = ("decomposed", "lse", "differences")
 """Softmax taken apart (as published with CROWN-BaF); bounded as a whole; or that with the differences between

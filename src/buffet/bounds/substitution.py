@@ -24,8 +24,8 @@ from buffet.bounds.passes import assembled
 from buffet.bounds.pieces import AddPiece, LinesPiece, Piece, PlanesPiece, SoftmaxPiece
 from buffet.bounds.relaxations import Side, slope_range
 from buffet.bounds.rounding import Errors, Reaches
-from buffet.bounds.scene import Scene, local_nodes, widest_rows
-from buffet.program import Affine, Apply, Input, Node, Pool
+from buffet.bounds.scene import Scene, first_row, local_nodes, widest_rows
+from buffet.network import Apply, Input, Linear, Node
 from buffet.regions import Region
 
 ROUNDINGS = 16.0
@@ -160,9 +160,10 @@ class Bounds:
             eye = torch.eye(self.region.width, dtype=torch.float64, device=self.region.center.device)
             self.locals[index] = Local(eye.to(self.dtype), self.region.moved, eye)
             return
-        piece = self.scene.exact(torch.float64)[index]
-        alone = len(node.inputs) == 1 and not isinstance(node.op, Pool)
-        if piece and alone and node.inputs[0] in self.locals:
+        alone = isinstance(node.op, Linear) and node.op.per_token
+        if alone and node.inputs[0] in self.locals:
+            piece = self.scene.exact(torch.float64)[index]
+            assert piece
             form = piece.push(Form.exactly(self.locals[node.inputs[0]].unrounded[None, None]))
             matrix = form.lower[0, 0]
             self.locals[index] = Local(matrix.to(self.dtype), self.region.moved, matrix)
@@ -405,9 +406,8 @@ class Bounds:
 
         The rows of affine nodes start at the node they read, as the rows of their weights.
         """
-        first = self.nodes[nodes[0]]
-        if isinstance(first.op, Affine):
+        root = first_row(self.scene.program, nodes[0])
+        if root != nodes[0]:
             weights = [self.nodes[n].op.weight for n in nodes]  # type: ignore[attr-defined]
-            return first.inputs[0], torch.cat(weights).to(self.dtype).mT
-        (root,) = nodes
+            return root, torch.cat(weights).to(self.dtype).mT
         return root, torch.eye(self.clean[root].shape[-1], dtype=self.dtype, device=self.clean[root].device)

@@ -23,7 +23,7 @@ from torch import Tensor
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import EPS, Box
 from buffet.bounds.pieces import Moved, PlanesPiece, Pulled, split_axes
-from buffet.program import Mix
+from buffet.network import Mix
 from buffet.regions import LpBall
 from buffet.regions.norms import largest_norm, lp_norm
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from buffet.loading.config import ModelConfig
 from buffet.loading.network import build_program
-from buffet.program import Program
+from buffet.network import Program
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from buffet.learning.lines import Curve, Lines
 from buffet.learning.links import LinesLink, Link, LocalLink, PlanesLink, State, WholeLink, linear_link
 from buffet.learning.sheet import Gradient, Sheet
 from buffet.learning.softmax_link import SoftmaxLink
-from buffet.program import Apply, Bilinear, Node, Op, Pool, Softmax
+from buffet.network import Apply, Bilinear, Node, Op, Softmax
 from buffet.regions import LpBall, Region
 
 MOVED = -1
@@ -76,7 +76,7 @@ class Lagrangian:
             if local := bounds.locals.get(index):
                 steps.append(Step(index, LocalLink.over(local, tokens[index], dtype), (MOVED,), (None,)))
                 continue
-            node, sources = bounds.nodes[index], _sources(bounds.nodes[index])
+            node, sources = bounds.nodes[index], bounds.nodes[index].followed
             link: Link
             if isinstance(node.op, Apply):
                 curves.append(_curve(bounds, index, tokens[index]))
@@ -88,7 +88,7 @@ class Lagrangian:
                     link = WholeLink.mixing(link, whole, tokens[index], bounds.region, dtype)
             else:
                 link = linear_link(node.op, bounds.clean[sources[0]], dtype)
-            read = [reads(node.op, place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
+            read = [node.op.reads(place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
             cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
             steps.append(Step(index, link, sources, tuple(cuts)))
         clean = (rows * bounds.clean[root][: len(rows), :, None]).sum((0, 1))
@@ -154,31 +154,17 @@ def tokens_read(bounds: Bounds, root: int, wanted: int) -> dict[int, int]:
     read = {root: wanted}
     for index in range(root, 0, -1):
         if index in read and index not in bounds.locals:
-            for place, source in enumerate(_sources(nodes[index])):
-                count = reads(nodes[index].op, place, read[index], bounds.clean[source].shape[0])
+            for place, source in enumerate(nodes[index].followed):
+                count = nodes[index].op.reads(place, read[index], bounds.clean[source].shape[0])
                 read[source] = max(read.get(source, 0), count)
     return read
-
-
-def reads(op: Op, place: int, wanted: int, tokens: int) -> int:
-    """How many tokens of an input an operation reads for the first `wanted` ones of its output."""
-    if isinstance(op, Pool):
-        return 1 if op.kind == "first" else tokens
-    if isinstance(op, Bilinear) and place == 1 and "i" not in op.y:
-        return tokens
-    return wanted
-
-
-def _sources(node: Node) -> tuple[int, ...]:
-    """The inputs that enter the bounds of a node linearly: of a softmax, only its scores."""
-    return node.inputs[:1] if isinstance(node.op, Softmax) else node.inputs
 
 
 def _inputs(bounds: Bounds, node: Node, wanted: int) -> list[tuple[Tensor, Box]]:
     """Clean values and boxes of the tokens of its inputs that a node reads."""
     found = []
     for place, source in enumerate(node.inputs):
-        count = reads(node.op, place, wanted, len(bounds.clean[source]))
+        count = node.op.reads(place, wanted, len(bounds.clean[source]))
         box = bounds.boxes[source]
         found.append((bounds.clean[source][:count], Box(box.lower[:, :count], box.upper[:, :count])))
     return found

@@ -24,7 +24,8 @@ from buffet.bounds.intervals import Box, as_terms
 from buffet.bounds.pieces import LinesPiece, split_axes
 from buffet.bounds.relaxations import SIDES, Side
 from buffet.bounds.wholes import Whole
-from buffet.program import Add, Affine, Bilinear, Center, Diagonal, Offset, Op, Pool
+from buffet.network import Bilinear, Linear, Op
+from buffet.network.ops import matrix_product
 from buffet.regions import LpBall
 
 State = tuple[Any, ...]
@@ -48,41 +49,31 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class LinearLink(Link):
-    """A linear operation and its transpose."""
+    """A linear operation of one value and its transpose."""
 
-    forth: Callable[..., Tensor]
-    back: Callable[[Tensor], tuple[Tensor, ...]]
+    op: Linear
+    coefs: Tensor
 
     def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
-        return self.back(multipliers), ()
+        return (self.op.act_transposed(self.coefs, multipliers),), ()
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
-        return self.forth(*values), ()
+        return self.op.forth(self.coefs, values[0]), ()
+
+
+class AddLink(Link):
+    """The sum of two values."""
+
+    def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
+        return (multipliers, multipliers), ()
+
+    def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
+        return values[0] + values[1], ()
 
 
 def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
     """The link of a linear operation on values such as `like`."""
-    match op:
-        case Affine():
-            weight = op.weight.to(dtype)
-            transposed = weight.mT
-            return LinearLink(lambda x: _product(weight, x), lambda m: (_product(transposed, m),))
-        case Diagonal():
-            scale = op.weight.to(dtype)[:, None]
-            return LinearLink(lambda x: x * scale, lambda m: (m * scale,))
-        case Center():
-            mean = like.new_full((1, like.shape[-1]), 1 / like.shape[-1], dtype=dtype)
-            return LinearLink(lambda x: x - _product(mean, x), lambda m: (m - _product(mean, m),))
-        case Offset():
-            return LinearLink(lambda x: x, lambda m: (m,))
-        case Add():
-            return LinearLink(torch.add, lambda m: (m, m))
-        case Pool(kind="first"):
-            return LinearLink(lambda x: x, lambda m: (m,))  # token 0 is all that is read
-        case Pool():
-            share = op.weights(len(like), None, like).to(dtype)[:, None, None]
-            return LinearLink(lambda x: (share * x).sum(1, keepdim=True), lambda m: (share * m,))
-    raise NotImplementedError(type(op).__name__)
+    return LinearLink(op, op.coefficients(like).to(dtype)) if isinstance(op, Linear) else AddLink()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,17 +97,12 @@ class LocalLink(Link):
 
     def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
         places = self.places.expand(-1, -1, *multipliers.shape[2:])
-        return (_product(self.matrix.mT, self.read * multipliers.gather(1, places)),), ()
+        return (matrix_product(self.matrix.mT, self.read * multipliers.gather(1, places)),), ()
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
-        moved = self.read * _product(self.matrix, values[0])
+        moved = self.read * matrix_product(self.matrix, values[0])
         full = moved.new_zeros(len(moved), self.tokens, *moved.shape[2:])
         return full.scatter_add_(1, self.places.expand_as(moved), moved), ()
-
-
-def _product(matrix: Tensor, value: Tensor) -> Tensor:
-    """A matrix times the features of every token: for one row, of all of them together."""
-    return matrix @ value if value.shape[-1] > 1 else (value.squeeze(-1) @ matrix.mT).unsqueeze(-1)
 
 
 class Line(NamedTuple):

@@ -20,7 +20,7 @@ from buffet.bounds.intervals import Box, difference_range
 from buffet.bounds.medians import lower_median
 from buffet.bounds.softmax import chord_slope, log_chord, scores_of
 from buffet.learning.links import Link, State
-from buffet.program import Softmax
+from buffet.network import Softmax
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from buffet.bounds.choices import PRODUCTS, Relaxer, Shares, whole_of
 from buffet.bounds.relaxations import SIDES, default_slopes
 from buffet.bounds.softmax import better_bound
 from buffet.bounds.substitution import Bounds
-from buffet.program import Apply, Bilinear, Node, Softmax
+from buffet.network import Apply, Bilinear, Node, Softmax
 
 STARTS = (*PRODUCTS, "random", "best")
 """The first α of every product: chosen as without learning, at random, or the best of several such."""

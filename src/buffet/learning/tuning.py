@@ -20,7 +20,7 @@ from buffet.learning.control import Control
 from buffet.learning.lagrangian import Lagrangian
 from buffet.learning.sheet import Best, Sheet
 from buffet.learning.starts import initial_shares
-from buffet.program import Node, Program, Scores, Softmax
+from buffet.network import Node, Program, Scores, Softmax
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from buffet.errors import BuffetError
 from buffet.loading.config import ModelConfig
 from buffet.loading.network import build_program
 from buffet.loading.tokenizer import Encoding, Tokenizer
-from buffet.program import Program
+from buffet.network import Program
 
 
 @dataclass(frozen=True, eq=False)

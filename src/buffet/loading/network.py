@@ -9,7 +9,7 @@ from torch import Tensor
 
 from buffet.loading.config import ModelConfig
 from buffet.loading.vision import CLASS_TOKEN, PATCHES, POSITIONS, ImageConfig
-from buffet.program import Add, Apply, Builder, Diagonal, Offset, Pool, Program
+from buffet.network import Add, Apply, Builder, Diagonal, First, Mean, Offset, Program
 
 
 def build_program(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Program:
@@ -32,7 +32,7 @@ def build_program(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Program
     if config.ends_in_norm:
         x = net.norm(x, "bert.encoder.LayerNorm")
     if config.pooling == "mean":
-        x = net.add(Pool("mean"), x)
+        x = net.add(Mean(), x)
     if config.head:
         x = net.add(Apply(config.head), net.dense(x, "bert.pooler.dense"))
     net.dense(x, "classifier")
@@ -91,9 +91,9 @@ class _Network(Builder):
         tokens = x if post else self.norm(x, attention_norm)
         residual = queries = x
         if first_only:
-            residual = queries = self.add(Pool("first"), x)
+            residual = queries = self.add(First(), x)
         if not post:
-            queries = self.add(Pool("first"), tokens) if first_only else tokens
+            queries = self.add(First(), tokens) if first_only else tokens
         projections = [self.pair(f"{prefix}.attention.self.{name}") for name in ("query", "key", "value")]
         mixed = self.attention(queries, tokens, self.config.num_attention_heads, projections)
         x = self.add(Add(), residual, self.dense(mixed, f"{prefix}.attention.output.dense"))

@@ -18,7 +18,7 @@ from buffet.loading.checkpoint import serialise, write_checkpoint
 from buffet.loading.images import read_digits, rows_of
 from buffet.loading.network import build_program
 from buffet.loading.vision import ImageConfig
-from buffet.program import Program
+from buffet.network import Program
 from buffet.train.results import Progress, TrainSummary
 from buffet.train.settings import TrainSettings
 

@@ -24,17 +24,18 @@ from buffet.lab.bench.measuring import Unit, bench_config, clocked
 from buffet.learning.tuning import Tuning, learns
 from buffet.loading.network import build_program
 from buffet.methods import Method
-from buffet.program import (
+from buffet.network import (
     Add,
     Affine,
     Apply,
     Center,
     Diagonal,
+    First,
     Input,
+    Mean,
     Mix,
     Node,
     Offset,
-    Pool,
     Rescale,
     Scores,
     Softmax,
@@ -183,7 +184,7 @@ class _Walk:
         for index, node in enumerate(self.nodes):
             if index in self.local:
                 continue
-            if not isinstance(node.op, Affine | Diagonal | Center | Offset | Add | Pool | Input):
+            if not (node.op.linear or isinstance(node.op, Input)):
                 work += Estimate(kernels=120)  # lines, planes and boxes: small tensors, but many
             wanted = index in self.kept or index in needed
             if not wanted or index in done:
@@ -307,8 +308,8 @@ class _Walk:
                 return Estimate(), (rows, rows)
             case Offset():
                 return Estimate(), (rows,)
-            case Pool():
-                pooled = rows if node.op.kind == "first" else replace(rows, dense=True, shared=False)
+            case First() | Mean():
+                pooled = replace(rows, dense=True, shared=False) if node.op.mixes else rows
                 return Estimate(0, NUMBER * pooled.entries(self, node.inputs[0]), 2), (pooled,)
             case Apply():
                 return Estimate(4 * own.entries(self, index), signed, 8), (own,)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.program import Bilinear
+from buffet.network import Bilinear
 
 ABOVE_ZERO = 0.01
 """How much nearer than necessary the tangents of exp and 1/x touch for their lines to stay positive."""

@@ -7,16 +7,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from buffet.errors import BuffetError
-from buffet.program import (
+from buffet.network import (
     Add,
     Affine,
     Apply,
     Center,
     Diagonal,
+    First,
     Input,
+    Mean,
     Mix,
     Op,
-    Pool,
     Program,
     Scores,
     Softmax,
@@ -72,8 +73,10 @@ class PlainNetwork(nn.Module):
             case Mix():
                 mixed = torch.matmul(x, _heads(inputs[1], op.heads)).permute(0, 2, 1, 3)
                 return mixed.reshape(1, mixed.shape[1], -1)
-            case Pool():
-                return x[:, :1] if op.kind == "first" else x.mean(1, keepdim=True)
+            case First():
+                return x[:, :1]
+            case Mean():
+                return x.mean(1, keepdim=True)
             case Input():
                 raise AssertionError("a program has one input")
         raise BuffetError(f"{type(op).__name__} has no plain form: it is not compared with other verifiers")

@@ -27,16 +27,17 @@ from buffet.errors import BuffetError
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.peers.plain import PlainNetwork
-from buffet.program import (
+from buffet.network import (
     Add,
     Affine,
     Apply,
     Bilinear,
     Center,
     Diagonal,
+    First,
+    Mean,
     Offset,
     Op,
-    Pool,
     Program,
     Scores,
     Softmax,
@@ -173,8 +174,10 @@ def _apply(op: Op, inputs: Sequence[Zonotope], used: int) -> Zonotope:
             return x.map(lambda v: v, op.value)
         case Add():
             return x.plus(inputs[1])
-        case Pool():
-            return x.map(lambda v: v[..., :1, :] if op.kind == "first" else v.mean(-2, keepdim=True))
+        case First():
+            return x.map(lambda v: v[..., :1, :])
+        case Mean():
+            return x.map(lambda v: v.mean(-2, keepdim=True))
         case Apply() if op.function in LINES:
             return LINES[op.function](*x.box()).of(x, used)
         case Bilinear():

@@ -16,7 +16,7 @@ from torch import Tensor
 from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.pieces import Piece
-from buffet.bounds.propagation import NONLINEAR, bound_nodes
+from buffet.bounds.propagation import bound_nodes
 from buffet.bounds.scene import Scene
 from buffet.bounds.substitution import Bounds
 from buffet.lab.soundness.cases import Case
@@ -191,7 +191,7 @@ def _claims(bounds: Bounds, at: list[Tensor], size: list[Tensor], deltas: Tensor
                 weight = torch.einsum("tnfd,ptd->ptnf", form.double().abs(), inputs.abs())
                 slack = weight.amax(0) + size[index]
                 yield f"{side} form of {where}", _zero(line), sign * at[index] - line, slack
-        if index in bounds.pieces and isinstance(node.op, NONLINEAR):
+        if index in bounds.pieces and not node.op.linear:
             sources = [at[i] for i in node.inputs]
             value, weight = _gap(bounds.pieces[index], sources, at[index], generator)
             slack = weight.amax(0) + size[index].squeeze(-1)

@@ -18,7 +18,7 @@ from buffet.bounds.intervals import Box as Enclosure
 from buffet.bounds.intervals import interval
 from buffet.bounds.relaxations import relax
 from buffet.lab.soundness.claims import Finding, Violation
-from buffet.program import Apply
+from buffet.network import Apply
 from buffet.regions import Box, LpBall
 
 COUNT = 200

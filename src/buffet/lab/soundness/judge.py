@@ -19,17 +19,18 @@ import numpy as np
 
 from buffet.lab.soundness import spans
 from buffet.lab.soundness.spans import Span, linear, span_of, trimmed
-from buffet.program import (
+from buffet.network import (
     Add,
     Affine,
     Apply,
     Bilinear,
     Center,
     Diagonal,
+    First,
     Input,
+    Mean,
     Offset,
     Op,
-    Pool,
     Program,
     Scores,
     Softmax,
@@ -94,9 +95,9 @@ def _evaluate(op: Op, weights: Mapping[str, Span], inputs: list[Span], bits: int
             return x + inputs[1]
         case Offset():
             return x + weights["value"]
-        case Pool():
-            if op.kind == "first":
-                return x.map(lambda v: v[:, :1])
+        case First():
+            return x.map(lambda v: v[:, :1])
+        case Mean():
             return x.map(lambda v: v.sum(1)[:, None]).over_whole(x.shape[1])
         case Apply():
             return FUNCTIONS[op.function](x, bits)

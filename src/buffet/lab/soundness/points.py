@@ -12,7 +12,7 @@ from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
 from buffet.lab.soundness.cases import Case
-from buffet.program import Program
+from buffet.network import Program
 from buffet.regions import CandidateSet, Region
 
 ALL = 512

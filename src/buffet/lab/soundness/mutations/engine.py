@@ -13,10 +13,11 @@ from buffet.bounds import scene
 from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
-from buffet.bounds.pieces import AddPiece, CenterPiece, LinesPiece, PoolPiece, _Signed
+from buffet.bounds.pieces import AddPiece, LinesPiece, _Signed
 from buffet.bounds.substitution import Bounds
 from buffet.lab.soundness.mutants import Mutant, Patch, changed_result
 from buffet.learning.adam import Adam
+from buffet.network import Center, Mean
 from buffet.regions import Box, CandidateSet, LpBall
 
 LINES = ("baseline", "backward")
@@ -53,7 +54,11 @@ def _unmixed(right: Any) -> Any:
 
 
 def _small_weights(right: Any) -> Any:
-    return lambda self, rows: right(replace(self, weights=0.9 * self.weights), rows)
+    return lambda self, coefs, y: right(self, 0.9 * coefs, y)
+
+
+def _nothing_taken(right: Any) -> Any:
+    return lambda self, coefs, y: y
 
 
 def _first_words_only(right: Any) -> Any:
@@ -85,8 +90,8 @@ _LINEAR = (
     Mutant("planes' constants", "lost when pulled", Patch(_Signed, "contract", _nothing), LINES),
     Mutant("residual", "one branch lost", Patch(AddPiece, "pull", _one_branch), LINES),
     Mutant("own token", "lost beside attention", Patch(Rows, "__add__", _unmixed), LINES, (231,)),
-    Mutant("mean", "not taken off", Patch(CenterPiece, "pull", _one_branch), LINES),
-    Mutant("pooling", "weights that sum to 0.9", Patch(PoolPiece, "pull", _small_weights), LINES, (28,)),
+    Mutant("mean", "not taken off", Patch(Center, "act_transposed", _nothing_taken), LINES),
+    Mutant("pooling", "weights that sum to 0.9", Patch(Mean, "act_transposed", _small_weights), LINES, (28,)),
     Mutant("one word", "the last moved one forgotten", Patch(Local, "compose", _first_words_only), LINES),
     Mutant(
         "one row", "the last moved one taken for still", Patch(Bounds, "box_of_local", _forgotten_row), LINES

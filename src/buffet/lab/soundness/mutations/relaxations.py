@@ -24,7 +24,7 @@ from buffet.lab.soundness.mutants import (
     forced,
     narrowed,
 )
-from buffet.program import Affine, Normalise, Softmax
+from buffet.network import Affine, Normalise, Softmax
 
 
 def _nowhere(slope: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,45 @@
+"""The network: operations that say what they are (`ops`), and the graph of them (`program`)."""
+
+from buffet.network.ops import (
+    Add,
+    Affine,
+    Apply,
+    Bilinear,
+    Center,
+    Diagonal,
+    First,
+    Input,
+    Linear,
+    Mean,
+    Mix,
+    Normalise,
+    Offset,
+    Op,
+    Rescale,
+    Scores,
+    Softmax,
+)
+from buffet.network.program import Builder, Node, Program
+
+__all__ = [
+    "Add",
+    "Affine",
+    "Apply",
+    "Bilinear",
+    "Builder",
+    "Center",
+    "Diagonal",
+    "First",
+    "Input",
+    "Linear",
+    "Mean",
+    "Mix",
+    "Node",
+    "Normalise",
+    "Offset",
+    "Op",
+    "Program",
+    "Rescale",
+    "Scores",
+    "Softmax",
+]

@@ -1,0 +1,361 @@
+"""The operations of a network. Each says once what it is; whatever bounds need to know follows from that.
+
+Every value is a matrix of *tokens × features* (after pooling there is one token), with any number of batch
+axes in front. Features of a head-wise value are laid out head by head, so a score matrix is the value
+``[query token, (head, key token)]``.
+
+A *linear* operation gives its coefficients and how they act on columns, ``[..., tokens, features, columns]``.
+From these follow interval arithmetic, backward and forward substitution, the passes of learning and the
+account of rounding. A nonlinear one is replaced by a relaxation of its own (`bounds`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.functions import FUNCTIONS
+
+Value = Float[Tensor, "... _ _"]
+"""``[..., tokens, features]``."""
+Columns = Float[Tensor, "... _ _ _"]
+"""``[..., tokens, features, columns]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An operation of the graph; `evaluate` is its exact meaning."""
+
+    linear: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False  # whether a token of the output reads several tokens of an input
+    exact_box: ClassVar[bool] = False  # whether interval arithmetic says all there is to say of its range
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def followed(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The inputs that linear bounds of the output are written in."""
+        return inputs
+
+    def reads(self, place: int, wanted: int, tokens: int) -> int:
+        """How many of the first tokens of an input the first `wanted` ones of the output depend on."""
+        return wanted
+
+    def largest(self, *values: Tensor) -> Tensor:
+        """The sum of the sizes of all terms of the output: what its rounding is relative to."""
+        return self.map(torch.abs).evaluate(*(value.abs() for value in values))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Op:
+        """The same operation with its weights changed."""
+        changed = {
+            f.name: change(value)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor) and value.is_floating_point()
+        }
+        return replace(self, **changed) if changed else self
+
+    def to(self, target: torch.dtype | torch.device) -> Op:
+        """The same operation with its weights in another precision, or on another device."""
+        return self.map(lambda weight: weight.to(target))
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Op):
+    """The embedding rows, before the embedding LayerNorm."""
+
+    exact_box: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Op):
+    """``y = P x`` plus a constant, of one value.
+
+    `coefficients` are the entries of P that are not 0 by design, in whatever layout. Given these, `act`
+    multiplies columns by P, and `act_transposed` by its transpose. Unless the operation is `increasing`, both
+    must be linear in the coefficients: with the positive parts of them, they multiply by P⁺.
+    """
+
+    linear: ClassVar[bool] = True
+    increasing: ClassVar[bool] = False  # whether no coefficient is ever negative
+
+    @property
+    def floor(self) -> float:
+        """No entry of the output falls below it, whatever the bounds of the input say."""
+        return -math.inf
+
+    def coefficients(self, x: Value) -> Tensor:
+        """The coefficients for inputs of the shape of `x`, in its precision."""
+        raise NotImplementedError
+
+    def act(self, coefs: Tensor, x: Columns) -> Columns:
+        raise NotImplementedError
+
+    def act_transposed(self, coefs: Tensor, x: Columns) -> Columns:
+        raise NotImplementedError
+
+    def forth(self, coefs: Tensor, x: Columns) -> Columns:
+        """The same as `act`, with coefficients as they are: there may be a quicker way."""
+        return self.act(coefs, x)
+
+    def largest_deviation(self, coefs: Tensor, x: Value) -> Value:
+        """``|P| x``: how far the output can deviate where inputs deviate by no more than x."""
+        return self.act(coefs.abs(), x.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token of the output reads the same token of the input, and all do so alike."""
+        return not self.mixes
+
+
+@dataclass(frozen=True, eq=False)
+class Affine(Linear):
+    """Per token, ``y = W x + b``; no entry falls below `least`, whatever the bounds of x say."""
+
+    weight: Float[Tensor, "out in"]
+    bias: Float[Tensor, "out"]
+    least: float = -math.inf
+
+    @property
+    def floor(self) -> float:
+        return self.least
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return torch.nn.functional.linear(inputs[0], self.weight, self.bias)
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return self.weight.to(x.dtype)
+
+    def act(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return matrix_product(coefs, x)
+
+    def act_transposed(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return matrix_product(coefs.mT, x)
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Linear):
+    """Per token, ``y = w ⊙ x + b``: the trainable part of a LayerNorm."""
+
+    weight: Float[Tensor, "features"]
+    bias: Float[Tensor, "features"]
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return inputs[0] * self.weight + self.bias
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return self.weight.to(x.dtype)[:, None]
+
+    def act(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return x * coefs
+
+    act_transposed = act
+
+
+@dataclass(frozen=True, eq=False)
+class Center(Linear):
+    """Per token, ``y = x − mean(x)``: a LayerNorm without variance, before its `Diagonal`."""
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return inputs[0] - inputs[0].mean(-1, keepdim=True)
+
+    def largest(self, *values: Tensor) -> Tensor:
+        return values[0].abs() + values[0].abs().mean(-1, keepdim=True)
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        return torch.eye(width, dtype=x.dtype, device=x.device) - 1 / width
+
+    def act(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return matrix_product(coefs, x)
+
+    def forth(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return torch.sub(x, x.sum(-2, keepdim=True), alpha=1 / x.shape[-2])
+
+    act_transposed = forth  # the matrix is symmetric
+
+    def largest_deviation(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return x + x.mean(-1, keepdim=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Offset(Linear):
+    """``y = x + value`` with a constant for every token and feature of one particular input."""
+
+    increasing: ClassVar[bool] = True
+    value: Float[Tensor, "tokens features"]
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return inputs[0] + self.value
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return x.new_ones(())
+
+    def act(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return x
+
+    act_transposed = act
+
+
+@dataclass(frozen=True, eq=False)
+class First(Linear):
+    """The first token alone, which classifiers read.
+
+    Rows of the one token that is left read the same token of the input.
+    """
+
+    increasing: ClassVar[bool] = True
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return inputs[0][..., :1, :]
+
+    def reads(self, place: int, wanted: int, tokens: int) -> int:
+        return 1
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return x.new_ones(())
+
+    def act(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return x[..., :1, :, :]
+
+    def act_transposed(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return x
+
+    @property
+    def per_token(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Mean(Linear):
+    """The mean of all tokens that are not masked."""
+
+    mixes: ClassVar[bool] = True
+    increasing: ClassVar[bool] = True
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = inputs[0]
+        if mask is None:
+            return self.coefficients(x) @ x
+        return (mask.to(x.dtype) / mask.sum(-1, keepdim=True))[..., None, :] @ x
+
+    def reads(self, place: int, wanted: int, tokens: int) -> int:
+        return tokens
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return x.new_full((1, x.shape[-2]), 1 / x.shape[-2])
+
+    def act(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return (coefs @ x.flatten(-2)).unflatten(-1, x.shape[-2:])
+
+    def act_transposed(self, coefs: Tensor, x: Tensor) -> Tensor:
+        return coefs.mT.unsqueeze(-1) * x
+
+
+@dataclass(frozen=True, eq=False)
+class Add(Op):
+    """The residual connection."""
+
+    linear: ClassVar[bool] = True
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return inputs[0] + inputs[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Op):
+    """A function of one variable, element by element: a name in `functions.FUNCTIONS`."""
+
+    exact_box: ClassVar[bool] = True
+    function: str
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return FUNCTIONS[self.function].value(inputs[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(Op):
+    """A sum of products ``z = scale · Σ x·y`` of two values, described by an index pattern.
+
+    `x`, `y`, `out` name the axes of the three values after their features are split into heads or groups, and
+    `terms` those of a single product. The first letter of `x` and `out` is their token axis ``i``.
+    """
+
+    heads: int = 1
+    scale: float = 1.0
+    x: ClassVar[str]
+    y: ClassVar[str]
+    out: ClassVar[str]
+    terms: ClassVar[str]
+
+    def reads(self, place: int, wanted: int, tokens: int) -> int:
+        return tokens if place == 1 and "i" not in self.y else wanted
+
+    def largest_deviation(self, clean: tuple[Tensor, ...], a: Value, b: Value) -> Value:
+        """How far the output can deviate: ``(x + a)(y + b) − x·y = y·a + (x + a)·b``, of sizes only."""
+        x, y = (value.abs() for value in clean)
+        return self.evaluate(x + a, b) + self.evaluate(a, y)
+
+    def split(self, value: Tensor, axes: str) -> Tensor:
+        """View ``[..., token, features]`` as ``[..., token, head, ...]`` according to `axes`."""
+        return value.unflatten(-1, (self.heads, -1)) if len(axes) == 3 else value
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        x, y = self.split(inputs[0], self.x), self.split(inputs[1], self.y)
+        z = torch.einsum(f"...{self.x},...{self.y}->...{self.out}", x, y)
+        return self.scale * z.flatten(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Bilinear):
+    """Attention scores ``s[i,h,j] = scale · Σ_k q[i,h,k] k[j,h,k]``."""
+
+    mixes: ClassVar[bool] = True
+    x, y, out, terms = "ihk", "jhk", "ihj", "ihjk"
+
+
+@dataclass(frozen=True, eq=False)
+class Mix(Bilinear):
+    """Attention output ``o[i,h,k] = Σ_j p[i,h,j] v[j,h,k]``."""
+
+    mixes: ClassVar[bool] = True
+    x, y, out, terms = "ihj", "jhk", "ihk", "ihjk"
+
+
+@dataclass(frozen=True, eq=False)
+class Rescale(Bilinear):
+    """A group of features times one number: ``z[i,g,m] = x[i,g,m] · y[i,g]`` (LayerNorm: one group)."""
+
+    x, y, out, terms = "igm", "ig", "igm", "igm"
+
+
+@dataclass(frozen=True, eq=False)
+class Normalise(Rescale):
+    """The last step of a decomposed softmax: ``p = exp(s) · (1 / Σ exp(s))``; every group sums to 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Op):
+    """Softmax over the key tokens of every head; masked keys get weight 0."""
+
+    heads: int
+
+    def followed(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The scores: what is known of their differences only makes the lines better."""
+        return inputs[:1]
+
+    def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = inputs[0].unflatten(-1, (self.heads, -1))
+        if mask is not None:
+            scores = scores.masked_fill(~mask[..., None, None, :], -math.inf)
+        return scores.softmax(-1).flatten(-2)
+
+
+def matrix_product(matrix: Float[Tensor, "... out in"], x: Columns) -> Columns:
+    """A matrix times the features of every token: for a single column, of all tokens together."""
+    return matrix @ x if x.shape[-1] > 1 else (x.squeeze(-1) @ matrix.mT).unsqueeze(-1)
