@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import buffet
-from buffet.bounds.functions import FUNCTIONS
 from buffet.certificate import _describe, certify, kinds
 from buffet.lab.random_models import model_of
 from buffet.lab.soundness.cases import Case
@@ -32,6 +31,7 @@ from buffet.lab.soundness.exact_points import ExactPoints, exact_points
 from buffet.lab.soundness.extremes import extreme_case, extreme_network
 from buffet.loading import Model
 from buffet.network import Affine, Apply, Bilinear, Center, Diagonal, Offset, Program, Softmax
+from buffet.network.functions import FUNCTIONS
 from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint, read_checkpoint

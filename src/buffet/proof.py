@@ -21,7 +21,7 @@ from buffet.bounds.pieces import LinesPiece, Piece
 from buffet.bounds.products import Alpha
 from buffet.bounds.propagation import bound_nodes, kept_forms, margins, needed_boxes, stops_at
 from buffet.bounds.relaxations import Side, default_slopes, relax, slope_range
-from buffet.bounds.scene import Scene, together
+from buffet.bounds.scene import Scene, first_row, together
 from buffet.bounds.softmax import better_bound, softmax_piece
 from buffet.bounds.substitution import Bounds
 from buffet.methods import Method
@@ -238,7 +238,7 @@ def _plan(proof: Proof, bounds: Bounds, method: Method) -> None:
         if index in done or index not in needed | keeps:
             continue
         known = forms | bounds.locals.keys()
-        if index in bounds.locals or (index in keeps and known.issuperset(read(node))):
+        if index in bounds.locals or (index in keeps and known.issuperset(node.followed)):
             proof.push(bounds, index, index in keeps)
             done.add(index)
             forms |= {index} & keeps

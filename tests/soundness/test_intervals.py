@@ -12,7 +12,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS
 from buffet.bounds.intervals import Box, interval
 from buffet.network import (
     Add,
@@ -31,6 +30,7 @@ from buffet.network import (
     Scores,
     Softmax,
 )
+from buffet.network.functions import FUNCTIONS
 
 TASKS, TOKENS, HEADS = 2, 3, 2
 # The same examples every time; a failure names its case, so shrinking would only cost minutes.

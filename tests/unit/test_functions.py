@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS
+from buffet.network.functions import FUNCTIONS
 
 NAMES = sorted(FUNCTIONS)
 REFERENCE = {

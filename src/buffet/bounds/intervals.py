@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS
 from buffet.network import Add, Apply, Bilinear, Linear, Normalise, Op, Softmax
+from buffet.network.functions import FUNCTIONS
 
 EPS = torch.finfo(torch.float64).eps
 

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS, Function
+from buffet.network.functions import FUNCTIONS, Function
 
 Side = Literal["lower", "upper"]
 SIDES: tuple[Side, Side] = ("lower", "upper")

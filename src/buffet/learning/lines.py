@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.choices import Shares
-from buffet.bounds.functions import FUNCTIONS, Function
 from buffet.bounds.intervals import Box
 from buffet.bounds.relaxations import Side
 from buffet.learning.links import Line
+from buffet.network.functions import FUNCTIONS, Function
 
 Flat = Float[Tensor, "tasks numbers"]
 

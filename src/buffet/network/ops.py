@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS
+from buffet.network.functions import FUNCTIONS
 
 Value = Float[Tensor, "... _ _"]
 """``[..., tokens, features]``."""

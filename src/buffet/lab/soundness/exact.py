@@ -13,12 +13,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from buffet.bounds.functions import FUNCTIONS
 from buffet.bounds.intervals import Box as Enclosure
 from buffet.bounds.intervals import interval
 from buffet.bounds.relaxations import relax
 from buffet.lab.soundness.claims import Finding, Violation
 from buffet.network import Apply
+from buffet.network.functions import FUNCTIONS
 from buffet.regions import Box, LpBall
 
 COUNT = 200

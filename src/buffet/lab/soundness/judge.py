@@ -189,4 +189,4 @@ FUNCTIONS: Mapping[str, Callable[[Span, int], Span]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
 }
-"""The functions of `bounds.functions` that networks are made of, from the maths."""
+"""The functions of `network.functions` that networks are made of, from the maths."""

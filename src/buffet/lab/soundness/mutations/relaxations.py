@@ -12,7 +12,6 @@ from torch import Tensor
 
 from buffet.bounds import choices, intervals, products, propagation, relaxations, softmax
 from buffet.bounds.forms import Rows
-from buffet.bounds.functions import FUNCTIONS
 from buffet.bounds.intervals import Box
 from buffet.bounds.pieces import SoftmaxPiece
 from buffet.lab.soundness.mutants import (
@@ -25,6 +24,7 @@ from buffet.lab.soundness.mutants import (
     narrowed,
 )
 from buffet.network import Affine, Normalise, Softmax
+from buffet.network.functions import FUNCTIONS
 
 
 def _nowhere(slope: Tensor) -> tuple[Tensor, ...]:

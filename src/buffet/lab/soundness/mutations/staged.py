@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from buffet.bounds import intervals, relaxations, scene, substitution
-from buffet.bounds.functions import Function
 from buffet.bounds.keys import Keys
 from buffet.branching import Leaf, Tree
 from buffet.lab.soundness.mutants import Mutant, Patch, changed_result
 from buffet.lab.soundness.staged import ABSORBING, CANCELLING
+from buffet.network.functions import Function
 from buffet.regions import Cell, cells, regions
 
 # --- keys ---------------------------------------------------------------------------------------------------
