@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "files": set(),
     "parallel": set(),
 }
-"""What a package or module may import of buffet, besides `EVERYONE`; those not named import what they need."""
+"""What a package or module may import of buffet besides `EVERYONE`; those not named import what they need."""
 
 
 def imported(folder: Path, package: str) -> Iterator[tuple[Path, str]]:

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.intervals import Box, interval
-from buffet.network import Add, Apply, Bilinear, Input, Linear, Normalise, Op, Program, Softmax
+from buffet.network import Bilinear, Input, Linear, Normalise, Op, Program
 from buffet.regions import Region
 
 Sizes = Float[Tensor, "_ _ _"]
@@ -62,23 +62,11 @@ def residual(op: Op, result: Tensor, *values: Tensor) -> Float[Tensor, "_ _"]:
     A sum of n terms, in whatever order, errs by at most n roundings of the sum of their sizes, and by what
     may underflow. Lines of functions and of softmax count from the clean values themselves.
     """
-    if isinstance(op, Input | Apply | Softmax):
+    if not op.sums:
         return torch.zeros_like(result)
     info = torch.finfo(result.dtype)
     terms = 4 + max(n for value in values for n in value.shape)
     return terms * info.eps * op.largest(*values) + info.tiny
-
-
-def sizes(op: Op, clean: Sequence[Tensor], *inputs: Sizes) -> Sizes:
-    """How far the output of a linear operation or a product may deviate, where its inputs deviate so far."""
-    match op:
-        case Linear():
-            return op.largest_deviation(op.coefficients(inputs[0]), inputs[0])
-        case Add():
-            return inputs[0] + inputs[1]
-        case Bilinear():
-            return op.largest_deviation(tuple(clean), *inputs)
-    raise NotImplementedError(type(op).__name__)
 
 
 def magnitude(box: Box) -> Float[Tensor, "tasks tokens features"]:
@@ -90,11 +78,11 @@ def outward(
     op: Op, clean: Sequence[Tensor], residual: Tensor, box: Box, boxes: Sequence[Box], unit: float
 ) -> Box:
     """What interval arithmetic says of a sum, rounded outward; of the rest it is already."""
-    if isinstance(op, Apply | Softmax | Input):
+    if not op.sums:
         return box
     slack = residual
     if not isinstance(op, Normalise):  # whose range is relative to itself
-        slack = slack + unit * sizes(op, clean, *(magnitude(b) for b in boxes))
+        slack = slack + unit * op.largest_deviation(clean, *(magnitude(b) for b in boxes))
     return Box(box.lower - slack, box.upper + slack)
 
 
@@ -131,10 +119,10 @@ class Reaches:
         if isinstance(node.op, Input):
             return magnitude(input_box(self.region))
         clean = [self.clean[i] for i in node.inputs]
-        if isinstance(node.op, Apply | Softmax):
+        if not node.op.sums:
             return magnitude(interval(node.op, tuple(clean), *(self.boxes[i] for i in node.inputs))).detach()
         # Enlarged by more than its own roundings, and by more than may have underflowed.
-        grown = sizes(node.op, clean, *(self[i] for i in node.inputs))
+        grown = node.op.largest_deviation(clean, *(self[i] for i in node.inputs))
         return grown * (1 + 1e-9) + torch.finfo(grown.dtype).tiny
 
 
@@ -173,8 +161,8 @@ class Errors:
             return None
         (source,) = node.inputs
         if index not in reaches.local:
-            return self.residuals[index] + sizes(node.op, (), self._strayed(source, self.unit))
-        error = self.residuals[index] + sizes(node.op, (), self._strayed(source, self.precise))
+            return self.residuals[index] + node.op.largest_deviation((), self._strayed(source, self.unit))
+        error = self.residuals[index] + node.op.largest_deviation((), self._strayed(source, self.precise))
         return error + self._vanished(reaches[0])
 
     def _vanished(self, *moving: Sizes) -> Sizes:
@@ -230,7 +218,7 @@ class Errors:
             if slopes:
                 return self.kept * _sloped(slopes, inputs[0]) + vanished
             clean = [reaches.clean[i] for i in node.inputs]
-            return self.residuals[index] + self.kept * sizes(node.op, clean, *inputs) + vanished
+            return self.residuals[index] + self.kept * node.op.largest_deviation(clean, *inputs) + vanished
 
     def of_product(self, index: int) -> Sizes:
         """What the planes of a product, or its bound as a whole, leave open.

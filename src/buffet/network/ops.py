@@ -12,7 +12,7 @@ account of rounding. A nonlinear one is replaced by a relaxation of its own (`bo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -33,6 +33,9 @@ class Op:
     """An operation of the graph; `evaluate` is its exact meaning."""
 
     linear: ClassVar[bool] = False
+    sums: ClassVar[bool] = (
+        False  # whether an entry of the output is a sum of products, which rounding changes
+    )
     mixes: ClassVar[bool] = False  # whether a token of the output reads several tokens of an input
     exact_box: ClassVar[bool] = False  # whether interval arithmetic says all there is to say of its range
 
@@ -50,6 +53,13 @@ class Op:
     def largest(self, *values: Tensor) -> Tensor:
         """The sum of the sizes of all terms of the output: what its rounding is relative to."""
         return self.map(torch.abs).evaluate(*(value.abs() for value in values))
+
+    def largest_deviation(self, clean: Sequence[Value], *inputs: Value) -> Value:
+        """How far the output of an operation that sums may deviate, where its inputs deviate by no more.
+
+        Nothing cancels in it.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Op:
         """The same operation with its weights changed."""
@@ -82,6 +92,7 @@ class Linear(Op):
     """
 
     linear: ClassVar[bool] = True
+    sums: ClassVar[bool] = True
     increasing: ClassVar[bool] = False  # whether no coefficient is ever negative
 
     @property
@@ -103,9 +114,9 @@ class Linear(Op):
         """The same as `act`, with coefficients as they are: there may be a quicker way."""
         return self.act(coefs, x)
 
-    def largest_deviation(self, coefs: Tensor, x: Value) -> Value:
-        """``|P| x``: how far the output can deviate where inputs deviate by no more than x."""
-        return self.act(coefs.abs(), x.unsqueeze(-1)).squeeze(-1)
+    def largest_deviation(self, clean: Sequence[Tensor], *inputs: Tensor) -> Tensor:
+        coefs = self.coefficients(inputs[0]).abs()
+        return self.act(coefs, inputs[0].unsqueeze(-1)).squeeze(-1)
 
     @property
     def per_token(self) -> bool:
@@ -179,8 +190,8 @@ class Center(Linear):
 
     act_transposed = forth  # the matrix is symmetric
 
-    def largest_deviation(self, coefs: Tensor, x: Tensor) -> Tensor:
-        return x + x.mean(-1, keepdim=True)
+    def largest_deviation(self, clean: Sequence[Tensor], *inputs: Tensor) -> Tensor:
+        return inputs[0] + inputs[0].mean(-1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,8 +273,12 @@ class Add(Op):
     """The residual connection."""
 
     linear: ClassVar[bool] = True
+    sums: ClassVar[bool] = True
 
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        return inputs[0] + inputs[1]
+
+    def largest_deviation(self, clean: Sequence[Tensor], *inputs: Tensor) -> Tensor:
         return inputs[0] + inputs[1]
 
 
@@ -286,6 +301,7 @@ class Bilinear(Op):
     `terms` those of a single product. The first letter of `x` and `out` is their token axis ``i``.
     """
 
+    sums: ClassVar[bool] = True
     heads: int = 1
     scale: float = 1.0
     x: ClassVar[str]
@@ -296,8 +312,9 @@ class Bilinear(Op):
     def reads(self, place: int, wanted: int, tokens: int) -> int:
         return tokens if place == 1 and "i" not in self.y else wanted
 
-    def largest_deviation(self, clean: tuple[Tensor, ...], a: Value, b: Value) -> Value:
-        """How far the output can deviate: ``(x + a)(y + b) − x·y = y·a + (x + a)·b``, of sizes only."""
+    def largest_deviation(self, clean: Sequence[Tensor], *inputs: Tensor) -> Tensor:
+        """``(x + a)(y + b) − x·y = y·a + (x + a)·b``, of sizes only."""
+        a, b = inputs
         x, y = (value.abs() for value in clean)
         return self.evaluate(x + a, b) + self.evaluate(a, y)
 
