@@ -14,12 +14,12 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from torch import Tensor
 
 from buffet.bounds.intervals import Box
-from buffet.bounds.products import planes
-from buffet.bounds.relaxations import relax
-from buffet.bounds.softmax import softmax_piece
 from buffet.lab.reproduce.figures import FAINT, INK, SETTINGS
 from buffet.network import Rescale, Softmax
 from buffet.network.functions import FUNCTIONS
+from buffet.relaxations.elementwise import relax
+from buffet.relaxations.products import planes
+from buffet.relaxations.softmax import softmax_piece
 
 HERE = Path(__file__).parent / "pictures"
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import buffet
-from buffet.certificate import _describe, certify, kinds
+from buffet.certificates.certificate import _describe, certify, kinds
 from buffet.lab.random_models import model_of
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.dice import ExtremeDice

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import buffet
-from buffet.certificate import certify
+from buffet.certificates.certificate import certify
 from buffet.methods import method_named
 from buffet_checker.balls import Array
 from buffet_checker.check import Result, judge

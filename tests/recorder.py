@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import buffet
-from buffet.certificate import certify
+from buffet.certificates.certificate import certify
 from buffet.lab.random_models import random_model
 from buffet.lab.soundness.cases import Case, Dice, random_case, random_config
 from buffet.methods import method_named

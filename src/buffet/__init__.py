@@ -11,16 +11,16 @@
 True
 """
 
-from buffet import openmp as openmp  # before PyTorch
+from buffet.system import openmp as openmp  # before PyTorch
 
 # isort: split
-from buffet.certificate import Certificate, certify_to
+from buffet.certificates.certificate import Certificate, certify_to
 from buffet.errors import BuffetError
 from buffet.loading import Model, load
 from buffet.methods import METHODS, Method
 from buffet.regions import Box, CandidateSet, LpBall, Region
-from buffet.search import Radius, TaskRadius, radius
-from buffet.verify import Engine, Verification, verify
+from buffet.search.radius import Radius, TaskRadius, radius
+from buffet.verification.verify import Engine, Verification, verify
 
 __all__ = [
     "METHODS",

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Program
-from buffet.parallel import threads
 from buffet.regions import CandidateSet, LpBall, Region
 from buffet.regions.norms import lp_norm
+from buffet.system.parallel import threads
 
 # Tasks are attacked in groups of about this many numbers in all values of the graph (float32: 0.5 GB).
 GROUP_NUMBERS = 2**27

@@ -14,22 +14,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.choices import PRODUCTS, Relaxer, Shares
-from buffet.bounds.propagation import PROPAGATIONS, Propagation, bound_nodes, margins
-from buffet.bounds.scene import Scene
-from buffet.bounds.softmax import SOFTMAXES, decompose, with_differences
-from buffet.bounds.substitution import Bounds, OutOfTime
 from buffet.errors import BuffetError
-from buffet.learning.control import Control
-from buffet.learning.lagrangian import Lagrangian
-from buffet.learning.lessons import Memory
-from buffet.learning.optimise import follow, learn, started
-from buffet.learning.plans import MODES, PLANS, RULED, Learning
-from buffet.learning.sheet import Gradient, Sheet
-from buffet.learning.starts import STARTS
-from buffet.learning.tuning import Tuning
 from buffet.network import Program
+from buffet.optimisation.boxes import Tuning
+from buffet.optimisation.context import Control
+from buffet.optimisation.dual import Lagrangian
+from buffet.optimisation.flat import Gradient, Sheet
+from buffet.optimisation.margin import follow, learn, started
+from buffet.optimisation.starts import STARTS
+from buffet.optimisation.steps import MODES, PLANS, RULED, Learning
+from buffet.optimisation.warm_starts import Memory
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.substitution import Bounds, OutOfTime
+from buffet.propagation.walk import PROPAGATIONS, Propagation, bound_nodes, margins
 from buffet.regions import LpBall, Region
+from buffet.relaxations.parameters import PRODUCTS, Relaxer, Shares
+from buffet.relaxations.softmax import SOFTMAXES, decompose, with_differences
 
 LARGEST_RATE = 1e6
 """Of Adam: what is learned lies between 0 and 1."""

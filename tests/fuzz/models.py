@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from buffet.loading import load
-from buffet.train import TrainSettings
-from buffet.train.pretrained import read_encoder
+from buffet.training import TrainSettings
+from buffet.training.pretrained import read_encoder
 from fuzz.mutate import hostile_bytes, hostile_json
 from fuzz.place import Place, command, use
 

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 
 import buffet
-from buffet.certificate import certify
+from buffet.certificates.certificate import certify
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.loading import Model, load
 from buffet.regions import Box, CandidateSet, LpBall, Region
-from buffet.verify import verify
+from buffet.verification.verify import verify
 from tiny_checkpoint import SENTENCES, write_model, write_sentences
 
 PRINTS_JSON = ("certify", "check", "models", "summary", "sweep")

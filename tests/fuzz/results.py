@@ -11,15 +11,15 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
-from buffet.datasets import read_splits
+from buffet.data import read_splits
 from buffet.experiments.rows import seal
 from buffet.lab.bench.cases import CENTRE, shaped
 from buffet.lab.bench.comparison import compare
 from buffet.lab.bench.measuring import Measurement
 from buffet.lab.bench.running import Row, document, read_document
-from buffet.train import TrainSettings, train
-from buffet.train.results import Progress
-from buffet.train.state import resume_file
+from buffet.training import TrainSettings, train
+from buffet.training.results import Progress
+from buffet.training.state import resume_file
 from fuzz.models import hostile_weights
 from fuzz.mutate import NUMBERS, hostile_bytes, hostile_json, hostile_text
 from fuzz.place import FoundError, Place, command

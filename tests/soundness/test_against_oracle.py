@@ -21,7 +21,7 @@ from buffet.loading.network import build_program
 from buffet.methods import METHODS
 from buffet.network import Program
 from buffet.regions import LpBall
-from buffet.verify import Engine, bound_margins
+from buffet.verification.verify import Engine, bound_margins
 from oracle import oracle_margin
 from tiny_encoders import logits, random_weights
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import buffet
-from buffet import branching
-from buffet.branching import Tree, directions
-from buffet.certificate import certify
+from buffet.certificates.certificate import certify
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.methods import method_named
 from buffet.regions import Cell, Cuts
+from buffet.search import branching
+from buffet.search.branching import Tree, directions
 from buffet_checker import regions as checker
 from buffet_checker.check import judge
 from certificate_campaign import write_variant

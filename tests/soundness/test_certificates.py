@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import buffet
-from buffet.certificate import certify, certify_to
+from buffet.certificates.certificate import certify, certify_to
 from buffet.cli import main
 from buffet.methods import method_named
 from buffet_checker import Result

@@ -15,8 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds import propagation, scene
-from buffet.bounds.rounding import Errors
 from buffet.cli import main
 from buffet.lab.random_models import RandomModel, model_of
 from buffet.lab.soundness import spans, strict, strict_campaign
@@ -27,6 +25,9 @@ from buffet.lab.soundness.judge import BITS, FUNCTIONS, Judge
 from buffet.lab.soundness.mutants import Patch, changed_result
 from buffet.lab.soundness.spans import Span, span_of
 from buffet.loading import ModelConfig
+from buffet.propagation import clean_run as scene
+from buffet.propagation import walk as propagation
+from buffet.propagation.rounding import Errors
 from buffet.regions import Box, CandidateSet, LpBall
 from extreme_certificates import ExtremeTally, Situation, extreme, hold, situation
 

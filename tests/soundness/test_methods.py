@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import Relaxer
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.lab.soundness import Progress, campaign, case_of, check_bounds, known_methods, points_of
@@ -20,7 +19,8 @@ from buffet.lab.soundness.mutations import MUTANTS, engine, relaxations
 from buffet.lab.soundness.planted import planted_case
 from buffet.methods import METHODS
 from buffet.regions import CandidateSet, LpBall
-from buffet.verify import Engine, bound_margins
+from buffet.relaxations.parameters import Relaxer
+from buffet.verification.verify import Engine, bound_margins
 
 PLAIN = [name for name, method in METHODS.items() if method.optimise == "none"]
 COMMON = (*relaxations.MUTANTS, *engine.MUTANTS)

@@ -19,7 +19,7 @@ from buffet.lab.soundness.points import Points
 from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method
 from buffet.regions import Cell
-from buffet.verify import verify
+from buffet.verification.verify import verify
 
 
 def place(mutant: Mutant) -> tuple[int, str]:

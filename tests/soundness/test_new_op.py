@@ -13,7 +13,7 @@ from buffet.network import Add, Apply, Builder, First, Linear, Op, Program, ops
 from buffet.network.functions import FUNCTIONS, Function
 from buffet.network.ops import matrix_product
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.verify import Engine, bound_margins
+from buffet.verification.verify import Engine, bound_margins
 
 WIDTH, TOKENS = 4, 3
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box
-from buffet.bounds.pieces import PlanesPiece
-from buffet.bounds.products import planes
 from buffet.network import Bilinear, Mix, Normalise, Rescale, Scores
+from buffet.relaxations.linear import PlanesPiece
+from buffet.relaxations.products import planes
 
 TASKS, QUERIES, KEYS, HEADS, DEPTH = 2, 2, 3, 2, 2
 OPS: dict[str, Bilinear] = {

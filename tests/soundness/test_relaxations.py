@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mpmath import mpf
 from torch import Tensor
 
-from buffet.bounds.relaxations import Lines, Side, default_slopes, relax, slope_range
 from buffet.network.functions import FUNCTIONS
+from buffet.relaxations.elementwise import Lines, Side, default_slopes, relax, slope_range
 
 NAMES = sorted(FUNCTIONS)
 POSITIVE = [n for n in NAMES if FUNCTIONS[n].domain == 0]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import Relaxer
-from buffet.bounds.propagation import bound_nodes
-from buffet.bounds.rounding import typical
-from buffet.bounds.scene import Scene
 from buffet.lab.random_models import RandomModel, model_of, random_tensors
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.network import Apply, Bilinear, Softmax
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.rounding import typical
+from buffet.propagation.walk import bound_nodes
 from buffet.regions import Box, LpBall
-from buffet.verify import Engine, bound_margins, clean_answer, verify
+from buffet.relaxations.parameters import Relaxer
+from buffet.verification.verify import Engine, bound_margins, clean_answer, verify
 
 LAYER = "bert.encoder.layer.0."
 CONFIG = ModelConfig(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box, interval
-from buffet.bounds.softmax import softmax_piece
 from buffet.network import Softmax
+from buffet.relaxations.softmax import softmax_piece
 
 HEADS, QUERIES, TASKS = 2, 3, 2
 

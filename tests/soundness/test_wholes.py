@@ -13,11 +13,11 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box
-from buffet.bounds.products import planes
-from buffet.bounds.wholes import Whole, WholePiece
 from buffet.network import Mix
 from buffet.regions import Cell, LpBall
 from buffet.regions.cells import Cuts
+from buffet.relaxations.headwise import Whole, WholePiece
+from buffet.relaxations.products import planes
 from buffet_checker import pieces as checked
 from buffet_checker import regions as checked_regions
 from buffet_checker.rows import Local as CheckedLocal

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import buffet
 import buffet_checker
-from buffet.certificate import certify, certify_to
+from buffet.certificates.certificate import certify, certify_to
 from buffet_checker.balls import Ball
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.network import Checkpoint

@@ -16,10 +16,10 @@ from safetensors.numpy import load, save
 
 import buffet
 import buffet_checker
-from buffet.certificate import certify
+from buffet.certificates.certificate import certify
 from buffet.cli import main
 from buffet.network import Affine, Node, Program
-from buffet.verify import proven
+from buffet.verification.verify import proven
 from buffet_checker import storage
 from buffet_checker.__main__ import main as check_alone
 from buffet_checker.network import Checkpoint, read_checkpoint

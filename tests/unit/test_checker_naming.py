@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import buffet
-from buffet.certificate import certify, certify_to
+from buffet.certificates.certificate import certify, certify_to
 from buffet.cli import main
 from buffet_checker import BadInputError, Result
 from buffet_checker.__main__ import main as check_alone

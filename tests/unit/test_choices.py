@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from buffet.bounds import choices
-from buffet.bounds.choices import Relaxer, Shares
-from buffet.bounds.products import rule
-from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, margins
-from buffet.learning.control import Control
-from buffet.learning.lessons import Memory
-from buffet.learning.starts import initial_shares
 from buffet.methods import METHODS
 from buffet.network import Bilinear, Mix, Scores
+from buffet.optimisation.context import Control
+from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.warm_starts import Memory
+from buffet.propagation.walk import PROPAGATIONS, bound_nodes, margins
+from buffet.relaxations import parameters as choices
+from buffet.relaxations.parameters import Relaxer, Shares
+from buffet.relaxations.products import rule
 from random_encoders import ball, encoder, smallest, walk
 
 

@@ -15,8 +15,8 @@ from buffet.cli.options import parse_memory
 from buffet.cli.train import HELP, OPTION_NAMES
 from buffet.errors import BuffetError
 from buffet.methods import METHODS
-from buffet.train import TrainSettings
-from buffet.train.presets import ARCHITECTURES, DATA, NAMED, VARIANTS
+from buffet.training import TrainSettings
+from buffet.training.presets import ARCHITECTURES, DATA, NAMED, VARIANTS
 from command_line import Run, one_line
 
 

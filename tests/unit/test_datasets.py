@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from buffet.datasets import (
+from buffet.data import (
     DATASETS,
     Example,
     Splits,
@@ -84,7 +84,7 @@ def test_a_dataset_is_known_by_its_held_out_sentences(monkeypatch: pytest.Monkey
     same = replace(splits, train=examples[:1])
     assert splits.sha256 != same.sha256
     known = replace(DATASETS["sst2"], held_out=splits.held_out)
-    monkeypatch.setattr("buffet.datasets.DATASETS", {"known": known})
+    monkeypatch.setattr("buffet.data.DATASETS", {"known": known})
     assert same.dataset is known
     assert replace(splits, dev=examples[3:4]).dataset is None
 

@@ -10,11 +10,11 @@ import torch
 import buffet
 from buffet.attack import AttackSettings
 from buffet.cli import main
-from buffet.devices import device_named
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
 from buffet.regions import Box, CandidateSet, LpBall, Region
+from buffet.system.devices import device_named
 from elsewhere import DEVICE, MixedDevicesError, watch
 
 TOKENS, WIDTH = 4, 4

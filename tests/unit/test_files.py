@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from buffet import files
+import buffet
 from buffet.errors import BuffetError
-from buffet.files import check_writable, write_atomically
 from buffet.loading.checkpoint import write_checkpoint
-from buffet.train.state import Position, Snapshot, Store
+from buffet.system.files import check_writable, write_atomically
+from buffet.training.state import Position, Snapshot, Store
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_content_is_on_the_disk_before_its_name(
 
 def test_only_this_module_renames() -> None:
     """One mechanism for every file and directory that gets its name at the end."""
-    package = Path(files.__file__).parent
+    package = Path(buffet.__file__).parent
     renaming = {
         path.name
         for path in package.rglob("*.py")

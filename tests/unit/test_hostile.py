@@ -24,9 +24,9 @@ from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import Measurement
 from buffet.lab.reproduce.stages import Workspace, _times
 from buffet.loading import load
-from buffet.train import TrainSettings, train
-from buffet.train.pretrained import read_encoder
-from buffet.train.state import resume_file
+from buffet.training import TrainSettings, train
+from buffet.training.pretrained import read_encoder
+from buffet.training.state import resume_file
 from checkpoints import refusal, write
 from corruptions import Opened
 from fuzz.certificates import hold

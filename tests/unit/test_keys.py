@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from buffet.bounds.choices import Relaxer
-from buffet.bounds.keys import splits
-from buffet.bounds.propagation import PROPAGATIONS, bound_nodes
-from buffet.bounds.scene import Scene, local_nodes
-from buffet.bounds.softmax import with_differences
-from buffet.bounds.substitution import Bounds
 from buffet.lab.random_models import random_model
-from buffet.learning.starts import initial_shares
 from buffet.loading import ModelConfig
 from buffet.network import Scores, Softmax
+from buffet.optimisation.starts import initial_shares
+from buffet.propagation.clean_run import Scene, local_nodes
+from buffet.propagation.key_split import splits
+from buffet.propagation.substitution import Bounds
+from buffet.propagation.walk import PROPAGATIONS, bound_nodes
 from buffet.regions import LpBall
+from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.softmax import with_differences
 
 TOKENS, WIDTH = 5, 8
 # The layer whose scores are split: with variance, already the first queries, keys and values are relaxed.

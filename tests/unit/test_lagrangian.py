@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Rows
-from buffet.bounds.propagation import PROPAGATIONS, bound_nodes, needed_boxes
-from buffet.bounds.substitution import Bounds, OutOfTime
 from buffet.lab.random_models import random_model
-from buffet.learning.lagrangian import Lagrangian
-from buffet.learning.sheet import Sheet
-from buffet.learning.starts import initial_shares
 from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
 from buffet.network import Apply
+from buffet.optimisation.dual import Lagrangian
+from buffet.optimisation.flat import Sheet
+from buffet.optimisation.starts import initial_shares
+from buffet.propagation.substitution import Bounds, OutOfTime
+from buffet.propagation.walk import PROPAGATIONS, bound_nodes, needed_boxes
 from buffet.regions import Box, CandidateSet, LpBall, Region
+from buffet.relaxations.parameters import Relaxer
 
 TOKENS, WIDTH = 4, 8
 

@@ -21,7 +21,7 @@ from buffet.experiments import SweepConfig, read_rows, sweep
 from buffet.loading.checkpoint import write_checkpoint
 from buffet.loading.tokenizer import word_level
 from buffet.regions import LpBall
-from buffet.verify import Engine, verify
+from buffet.verification.verify import Engine, verify
 from checkpoints import config_of
 
 TEXT = " ".join(f"w{i}" for i in range(22))
@@ -142,7 +142,7 @@ GROWTH = """
 import sys
 import torch
 import buffet
-from buffet.verify import Engine, verify
+from buffet.verification.verify import Engine, verify
 
 directory, text, method, words, memory = sys.argv[1:]
 torch.set_num_threads(1)

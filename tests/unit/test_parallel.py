@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
-from buffet import attack, parallel
+from buffet import attack
 from buffet.errors import BuffetError
-from buffet.parallel import side_by_side
+from buffet.system import parallel
+from buffet.system.parallel import side_by_side
 from random_encoders import ball, encoder
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")

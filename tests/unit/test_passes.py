@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from buffet.bounds.passes import add_swapped, add_to_last, assembled, by_sign
+from buffet.bounds.fused import add_swapped, add_to_last, assembled, by_sign
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.forms import Form, Rows
-from buffet.bounds.pieces import AddPiece, LinesPiece, PlanesPiece, SoftmaxPiece, exact_piece
 from buffet.network import (
     Add,
     Affine,
@@ -26,6 +25,7 @@ from buffet.network import (
     Rescale,
     Scores,
 )
+from buffet.relaxations.linear import AddPiece, LinesPiece, PlanesPiece, SoftmaxPiece, exact_piece
 from random_forms import KINDS, TASKS, TOKENS, WIDTH, random, random_form, random_rows, spelt_out
 
 OUT = 5

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffet.bounds.pieces import LinesPiece, Piece
-from buffet.bounds.products import planes
-from buffet.bounds.propagation import (
+from buffet.lab.random_models import random_model
+from buffet.loading import ModelConfig
+from buffet.network import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.substitution import Bounds
+from buffet.propagation.walk import (
     PROPAGATIONS,
     Propagation,
     attention_nodes,
@@ -21,15 +24,12 @@ from buffet.bounds.propagation import (
     margins,
     needed_boxes,
 )
-from buffet.bounds.relaxations import relax
-from buffet.bounds.scene import Scene
-from buffet.bounds.softmax import decompose
-from buffet.bounds.substitution import Bounds
-from buffet.lab.random_models import random_model
-from buffet.loading import ModelConfig
-from buffet.network import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
 from buffet.regions import Box as BoxRegion
 from buffet.regions import CandidateSet, LpBall, Region
+from buffet.relaxations.elementwise import relax
+from buffet.relaxations.linear import LinesPiece, Piece
+from buffet.relaxations.products import planes
+from buffet.relaxations.softmax import decompose
 
 TOKENS, WIDTH, LAYERS = 4, 6, 2
 # norm position, pooling, layer norm, activation

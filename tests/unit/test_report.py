@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buffet.printing import round_down, round_up
 from buffet.report import (
     RAMP,
     CertifyReport,
@@ -22,7 +23,6 @@ from buffet.report import (
     together,
 )
 from buffet.report.scale import Scale, ink
-from buffet.rounding import round_down, round_up
 from reports import AT_EPS, IMAGE, RADII, answer, data_of, task
 
 

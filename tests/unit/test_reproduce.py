@@ -20,7 +20,7 @@ from buffet.experiments.workers import Failed
 from buffet.lab.reproduce import SCALES, Scale, Stage, Subject, Workspace, reproduce
 from buffet.lab.reproduce.scales import COMPARED
 from buffet.lab.reproduce.tables import Table, ratio
-from buffet.train import preset_names
+from buffet.training import preset_names
 from tiny_checkpoint import SENTENCES
 
 TRAINING = {"width": 8, "inner": 8, "heads": 2, "epochs": 1, "batch": 4, "min_count": 1, "weight_decay": 0.0}

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import buffet
-from buffet import driver
 from buffet.errors import BuffetError
 from buffet.lab.random_models import RandomModel, random_model
-from buffet.learning.starts import STARTS
 from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
+from buffet.optimisation.starts import STARTS
 from buffet.regions import Box, LpBall
-from buffet.search import radius
-from buffet.strategies import STRATEGIES
-from buffet.verify import Engine, verify
+from buffet.search import schedule as driver
+from buffet.search.radius import radius
+from buffet.search.root_finding import STRATEGIES
+from buffet.verification.verify import Engine, verify
 from random_encoders import encoder
 
 TOLERANCE = 1e-3

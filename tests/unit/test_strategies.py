@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 import pytest
 import torch
 
-from buffet.search import LARGEST_RADIUS
-from buffet.strategies import SMALLEST_RADIUS, STRATEGIES, Bracket, Curve, secant, straight
+from buffet.search.radius import LARGEST_RADIUS
+from buffet.search.root_finding import SMALLEST_RADIUS, STRATEGIES, Bracket, Curve, secant, straight
 
 Margin = Callable[[float], float]
 TOLERANCE = 1e-3

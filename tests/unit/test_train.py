@@ -16,13 +16,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from buffet.datasets import read_data, read_tsv
+from buffet.data import read_data, read_tsv
 from buffet.errors import BuffetError
 from buffet.loading import load
 from buffet.loading.sources import MODELS
-from buffet.train import Progress, TrainSettings, preset_names, preset_values, train
-from buffet.train.corpus import encode, make_batches, word_pieces
-from buffet.train.run import start_network
+from buffet.training import Progress, TrainSettings, preset_names, preset_values, train
+from buffet.training.corpus import encode, make_batches, word_pieces
+from buffet.training.run import start_network
 
 GOOD, BAD = ("good", "fine", "great", "warm"), ("bad", "dull", "poor", "cold")
 NOUNS = ("film", "story", "cast", "plot", "score", "scene")

@@ -17,7 +17,7 @@ from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.network import Builder, Mean
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.verify import Engine, Verification, bound_margins, clean_answer, proven, verify
+from buffet.verification.verify import Engine, Verification, bound_margins, clean_answer, proven, verify
 
 WIDTH = 8
 NAN, INF = math.nan, math.inf
@@ -50,7 +50,7 @@ def answer(network: RandomModel, x: Tensor) -> int:
 
 def with_margins(monkeypatch: pytest.MonkeyPatch, margins: list[list[float]]) -> Verification:
     """`verify` of as many tasks as there are rows, with these bounds instead of the method's."""
-    module = sys.modules["buffet.verify"]  # the package's attribute of that name is the function
+    module = sys.modules["buffet.verification.verify"]  # the package's attribute of that name is the function
     monkeypatch.setattr(module, "bound_margins", lambda *_, **__: torch.tensor(margins, dtype=torch.float64))
     region = LpBall(sentence(), [[1]] * len(margins), 2, 1e-6)
     return verify(model(len(margins[0]) + 1), region)

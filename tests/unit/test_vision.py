@@ -19,8 +19,8 @@ import buffet
 from buffet.cli import main
 from buffet.loading import ImageModel, load
 from buffet.loading.images import pixel_box, read_digits, rows_of
-from buffet.train import TrainSettings, train
-from buffet.train.images import split
+from buffet.training import TrainSettings, train
+from buffet.training.images import split
 
 SIZES: dict[str, Any] = {
     "hidden_size": 12,

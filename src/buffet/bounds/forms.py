@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from buffet.bounds.passes import add_swapped, add_to_last, by_sign
+from buffet.bounds.fused import add_swapped, add_to_last, by_sign
 
 
 @dataclass(frozen=True)

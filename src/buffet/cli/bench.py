@@ -12,15 +12,15 @@ from rich.table import Table
 
 from buffet.cli.options import DEVICE_HELP, parse_memory
 from buffet.cli.terminal import print_json, print_table, progress_bar
-from buffet.devices import device_named
 from buffet.errors import BuffetError
-from buffet.files import write_atomically
 from buffet.lab.bench.cases import NAMED, WINDOWED, BenchCase, Named, selection
 from buffet.lab.bench.comparison import Change, compare
 from buffet.lab.bench.costs import Machine, estimate
 from buffet.lab.bench.growth import AXES, QUANTITIES, curves, draw
 from buffet.lab.bench.running import Limits, Row, document, read_document, run_cases
 from buffet.lab.peers import Rivalry, peer_named, run_rivals
+from buffet.system.devices import device_named
+from buffet.system.files import write_atomically
 
 EXAMPLES = (
     "buffet bench",

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from buffet.bounds.choices import PRODUCTS
-from buffet.bounds.propagation import PROPAGATIONS
-from buffet.bounds.softmax import SOFTMAXES
 from buffet.cli.options import (
     DEVICE_HELP,
     parse_eps,
@@ -19,15 +16,18 @@ from buffet.cli.options import (
 )
 from buffet.cli.request import Request, certify_to, run
 from buffet.cli.terminal import print_json, print_report, progress_bar
-from buffet.devices import device_named
 from buffet.errors import BuffetError
-from buffet.files import check_writable, write_atomically
-from buffet.learning.plans import MODES
-from buffet.learning.starts import STARTS
 from buffet.loading import DEFAULT
+from buffet.optimisation.starts import STARTS
+from buffet.optimisation.steps import MODES
+from buffet.propagation.walk import PROPAGATIONS
+from buffet.relaxations.parameters import PRODUCTS
+from buffet.relaxations.softmax import SOFTMAXES
 from buffet.report import render_html
-from buffet.strategies import STRATEGIES
-from buffet.verify import checked_budget
+from buffet.search.root_finding import STRATEGIES
+from buffet.system.devices import device_named
+from buffet.system.files import check_writable, write_atomically
+from buffet.verification.verify import checked_budget
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film"',

@@ -13,7 +13,7 @@ from rich.table import Table
 from buffet.cli.terminal import print_json, print_table
 from buffet.loading.families import read_architecture
 from buffet.loading.sources import DEFAULT, MODELS, available, checked
-from buffet.rounding import round_up
+from buffet.printing import round_up
 
 
 def models(

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from buffet.errors import BuffetError
-from buffet.files import check_writable, write_atomically
 from buffet.report.sweep import read_sources, sweep_page
+from buffet.system.files import check_writable, write_atomically
 
 EXAMPLES = (
     "buffet report rows.ndjson",

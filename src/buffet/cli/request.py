@@ -15,17 +15,15 @@ import typer
 from torch import Tensor
 
 from buffet.attack import AttackSettings
-from buffet.certificate import write_certificate
+from buffet.certificates.certificate import write_certificate
 from buffet.cli.options import (
     parse_label,
     parse_words,
 )
-from buffet.files import write_atomically
-from buffet.learning.control import Control
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
-from buffet.parallel import cores
+from buffet.optimisation.context import Control
 from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
@@ -37,9 +35,11 @@ from buffet.report import (
     Versions,
     together,
 )
-from buffet.search import radius
-from buffet.tracing import MarginTrace
-from buffet.verify import Engine, bound_margins, clean_answer, verify
+from buffet.report.margin_trace import MarginTrace
+from buffet.search.radius import radius
+from buffet.system.files import write_atomically
+from buffet.system.parallel import cores
+from buffet.verification.verify import Engine, bound_margins, clean_answer, verify
 
 Progress = Callable[[float], None]
 LEAST_BUDGET = 1e-3

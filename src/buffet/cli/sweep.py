@@ -19,12 +19,12 @@ from rich.progress import Progress as Bar
 from buffet import experiments
 from buffet.cli.options import DEVICE_HELP, within
 from buffet.cli.terminal import print_json
-from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.experiments import Outcome, Progress, SweepConfig, read_sweep
 from buffet.experiments.cluster import ray_fleet
 from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Fleet, LocalFleet
+from buffet.system.devices import device_named
 
 EXAMPLES = (
     "buffet sweep sweep.toml",

@@ -15,9 +15,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from buffet.printing import plural, round_down
 from buffet.report.answer import CertifyReport, shades, shown
 from buffet.report.scale import RAMP, ink
-from buffet.rounding import plural, round_down
 
 PATIENCE = 2.0
 """Seconds of silence before a progress bar appears."""

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-import buffet.train as training
+import buffet.training as training
 from buffet.cli.terminal import print_json, progress_bar
-from buffet.train import Progress, TrainSettings, TrainSummary, presets
-from buffet.train.state import resume_file
+from buffet.training import Progress, TrainSettings, TrainSummary, presets
+from buffet.training.state import resume_file
 
 EXAMPLES = (
     "buffet train sst-small-3 --data path/to/sst2",

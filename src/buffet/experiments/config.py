@@ -13,7 +13,7 @@ from buffet.errors import BuffetError
 from buffet.loading.config import explain
 from buffet.loading.sources import available
 from buffet.methods import Method, method_named
-from buffet.search import STRATEGIES
+from buffet.search.radius import STRATEGIES
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import combinations, islice
 from pathlib import Path
 
-from buffet.datasets import Example, read_tsv
+from buffet.data import Example, read_tsv
 from buffet.errors import BuffetError
 from buffet.experiments.config import SweepConfig
 from buffet.loading import Model, load

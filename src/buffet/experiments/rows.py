@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from buffet.errors import BuffetError
-from buffet.files import sync_directory
 from buffet.loading.config import explain, show
 from buffet.report import Versions
+from buffet.system.files import sync_directory
 
 if TYPE_CHECKING:
     import polars

@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 
 from buffet.errors import BuffetError
-from buffet.parallel import cores
+from buffet.system.parallel import cores
 
 STILLBORN = 3
 """Workers that may die one after the other before they are ready: after that, none will live."""

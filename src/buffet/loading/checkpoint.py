@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from buffet.errors import BuffetError
-from buffet.files import rename_synced, sync_directory, write_synced
+from buffet.system.files import rename_synced, sync_directory, write_synced
 
 WEIGHTS = "model.safetensors"
 # What a checkpoint directory holds; nothing else in such a directory is ever replaced or removed.

@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from buffet.printing import round_down, round_up
 from buffet.report.scale import steps
-from buffet.rounding import round_down, round_up
 
 NAMED = 12
 """Rows moving together that are all named in a table; more are not, as a whole image has hundreds."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from buffet.printing import plural, round_down, round_up
 from buffet.report.answer import CertifyReport, shades, shown
 from buffet.report.page import render
 from buffet.report.scale import Scale
-from buffet.rounding import plural, round_down, round_up
 
 
 def render_html(report: CertifyReport) -> str:

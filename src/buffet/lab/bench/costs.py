@@ -14,14 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from buffet.allocator import keep_freed_memory
-from buffet.bounds.keys import pays, splits
-from buffet.bounds.propagation import kept_forms, needed_boxes
-from buffet.bounds.scene import Scene, local_nodes, together, widest_rows
-from buffet.devices import device_named
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import Unit, bench_config, clocked
-from buffet.learning.tuning import Tuning, learns
 from buffet.loading.network import build_program
 from buffet.methods import Method
 from buffet.network import (
@@ -40,7 +34,13 @@ from buffet.network import (
     Scores,
     Softmax,
 )
-from buffet.verify import Engine
+from buffet.optimisation.boxes import Tuning, learns
+from buffet.propagation.clean_run import Scene, local_nodes, together, widest_rows
+from buffet.propagation.key_split import pays, splits
+from buffet.propagation.walk import kept_forms, needed_boxes
+from buffet.system.allocator import keep_freed_memory
+from buffet.system.devices import device_named
+from buffet.verification.verify import Engine
 
 Number = int | float
 NUMBER = 4  # bytes: forms are float32

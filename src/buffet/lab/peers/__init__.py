@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from buffet.devices import device_named
 from buffet.errors import BuffetError
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import (
@@ -31,6 +30,7 @@ from buffet.lab.bench.measuring import (
 )
 from buffet.lab.bench.running import Limits, in_process, run_cases
 from buffet.lab.peers.plain import PlainNetwork
+from buffet.system.devices import device_named
 
 PEERS: Mapping[str, str] = {
     "auto_LiRPA": "buffet.lab.peers.auto_lirpa",

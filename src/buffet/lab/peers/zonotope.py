@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.allocator import keep_freed_memory
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.errors import BuffetError
 from buffet.lab.bench.cases import BenchCase
@@ -43,8 +42,9 @@ from buffet.network import (
     Softmax,
 )
 from buffet.regions import LpBall, Region
-from buffet.strategies import Strategy, hopeless, secant
-from buffet.verify import Classifier, clean_answer
+from buffet.search.root_finding import Strategy, hopeless, secant
+from buffet.system.allocator import keep_freed_memory
+from buffet.verification.verify import Classifier, clean_answer
 
 SYMBOLS = 6000
 """Noise symbols kept at the input of a block, beside one for every entry; DeepT keeps 14000, on a GPU.

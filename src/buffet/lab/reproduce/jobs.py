@@ -9,17 +9,17 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from buffet.datasets import read_data
+from buffet.data import read_data
 from buffet.experiments.plan import digest, model_digest
 from buffet.lab.reproduce.scales import REFERENCE
 from buffet.loading import load
 from buffet.methods import METHODS
 from buffet.regions import LpBall
-from buffet.tracing import MarginTrace
-from buffet.train import TrainSettings, train
-from buffet.train.corpus import encode, make_batches
-from buffet.train.network import Network
-from buffet.verify import verify
+from buffet.report.margin_trace import MarginTrace
+from buffet.training import TrainSettings, train
+from buffet.training.corpus import encode, make_batches
+from buffet.training.network import Network
+from buffet.verification.verify import verify
 
 BATCH = 64
 

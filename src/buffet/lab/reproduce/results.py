@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from buffet.datasets import Splits
+from buffet.data import Splits
 from buffet.experiments import Line, Row, summarise
 from buffet.lab.reproduce.jobs import Accuracy, Curve
 from buffet.lab.reproduce.scales import COMPARED, CURVE_SHARE, REFERENCE, THOROUGH, Scale, Subject

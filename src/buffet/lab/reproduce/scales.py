@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from buffet.train.presets import USUAL
+from buffet.training.presets import USUAL
 
 REFERENCE = "baseline"
 COMPARED: tuple[str, ...] = (REFERENCE, "r-buffet", "o-buffet", "lse", "lse+r-buffet", "lse+o-buffet")

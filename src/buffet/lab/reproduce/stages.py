@@ -13,12 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from buffet.datasets import read_splits
+from buffet.data import read_splits
 from buffet.errors import BuffetError
 from buffet.experiments import Progress, Row, SweepConfig, read_rows, sweep
 from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
-from buffet.files import write_atomically
 from buffet.lab.reproduce import scales
 from buffet.lab.reproduce.figures import check_drawing, figures
 from buffet.lab.reproduce.index import index_page
@@ -26,7 +25,8 @@ from buffet.lab.reproduce.jobs import Accuracy, AccuracyJob, Curve, CurveJob, Tr
 from buffet.lab.reproduce.results import DataSummary, Results
 from buffet.lab.reproduce.scales import Scale, Subject
 from buffet.lab.reproduce.tables import tables
-from buffet.train import TrainSettings
+from buffet.system.files import write_atomically
+from buffet.training import TrainSettings
 
 A = TypeVar("A", bound=BaseModel)
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from buffet.bounds.choices import Relaxer, Shares
 from buffet.bounds.forms import Form, Rows
-from buffet.bounds.pieces import Piece
-from buffet.bounds.propagation import bound_nodes
-from buffet.bounds.scene import Scene
-from buffet.bounds.substitution import Bounds
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.points import Points, deviations
-from buffet.learning.starts import initial_shares
 from buffet.methods import Method
-from buffet.search import radius
-from buffet.verify import Engine, bound_margins, verify
+from buffet.optimisation.starts import initial_shares
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.substitution import Bounds
+from buffet.propagation.walk import bound_nodes
+from buffet.relaxations.linear import Piece
+from buffet.relaxations.parameters import Relaxer, Shares
+from buffet.search.radius import radius
+from buffet.verification.verify import Engine, bound_margins, verify
 
 TOLERANCE = 1e-9
 """How far, relative to the numbers it is computed from, a value in float64 may itself be off."""

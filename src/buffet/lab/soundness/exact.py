@@ -15,11 +15,11 @@ from torch import Tensor
 
 from buffet.bounds.intervals import Box as Enclosure
 from buffet.bounds.intervals import interval
-from buffet.bounds.relaxations import relax
 from buffet.lab.soundness.claims import Finding, Violation
 from buffet.network import Apply
 from buffet.network.functions import FUNCTIONS
 from buffet.regions import Box, LpBall
+from buffet.relaxations.elementwise import relax
 
 COUNT = 200
 """Random intervals of every function."""

@@ -26,7 +26,7 @@ from buffet.lab.soundness.points import Points, points_of
 from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method, method_named
 from buffet.regions import Cell
-from buffet.verify import Engine, verify
+from buffet.verification.verify import Engine, verify
 
 SEEDS = (203, 311, 32, 116, 185, 231, 28, 282, 43, 398, 359)
 """The cases a mutant has to survive, all small: planted networks of every kind, two words, a box, candidates,

@@ -18,8 +18,8 @@ from buffet.lab.soundness.exact_points import ExactPoints, contained, exact_poin
 from buffet.lab.soundness.extremes import extreme_case
 from buffet.methods import Method
 from buffet.regions import CandidateSet, LpBall
-from buffet.search import radius
-from buffet.verify import verify
+from buffet.search.radius import radius
+from buffet.verification.verify import verify
 
 TURNS = {"none": 2, "backward": 4, "final": 8, "all": 24, "tuned": 96}
 """Methods get every so manieth network: plain ones, those that substitute backwards, those that learn."""

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buffet.bounds import scene
-from buffet.bounds.choices import Relaxer
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
-from buffet.bounds.pieces import AddPiece, LinesPiece, _Signed
-from buffet.bounds.substitution import Bounds
 from buffet.lab.soundness.mutants import Mutant, Patch, changed_result
-from buffet.learning.adam import Adam
 from buffet.network import Center, Mean
+from buffet.optimisation.adam import Adam
+from buffet.propagation import clean_run as scene
+from buffet.propagation.substitution import Bounds
 from buffet.regions import Box, CandidateSet, LpBall
+from buffet.relaxations.linear import AddPiece, LinesPiece, _Signed
+from buffet.relaxations.parameters import Relaxer
 
 LINES = ("baseline", "backward")
 BOXES = ("interval",)
 LEARNED = ("o-buffet", "lse+o-buffet", "backward, learned margin")
-VERIFY = import_module("buffet.verify")  # the package has a function of this name
+VERIFY = import_module("buffet.verification.verify")  # the package has a function of this name
 
 
 # --- linear bounds ------------------------------------------------------------------------------------------

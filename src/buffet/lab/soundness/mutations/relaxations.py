@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buffet.bounds import choices, intervals, products, propagation, relaxations, softmax
+from buffet.bounds import intervals
 from buffet.bounds.forms import Rows
 from buffet.bounds.intervals import Box
-from buffet.bounds.pieces import SoftmaxPiece
 from buffet.lab.soundness.mutants import (
     Mutant,
     Patch,
@@ -25,6 +24,11 @@ from buffet.lab.soundness.mutants import (
 )
 from buffet.network import Affine, Normalise, Softmax
 from buffet.network.functions import FUNCTIONS
+from buffet.propagation import walk as propagation
+from buffet.relaxations import elementwise as relaxations
+from buffet.relaxations import parameters as choices
+from buffet.relaxations import products, softmax
+from buffet.relaxations.linear import SoftmaxPiece
 
 
 def _nowhere(slope: Tensor) -> tuple[Tensor, ...]:

@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buffet.bounds import intervals, relaxations, scene, substitution
-from buffet.bounds.keys import Keys
-from buffet.branching import Leaf, Tree
+from buffet.bounds import intervals
 from buffet.lab.soundness.mutants import Mutant, Patch, changed_result
 from buffet.lab.soundness.staged import ABSORBING, CANCELLING
 from buffet.network.functions import Function
+from buffet.propagation import clean_run as scene
+from buffet.propagation import substitution
+from buffet.propagation.key_split import Keys
 from buffet.regions import Cell, cells, regions
+from buffet.relaxations import elementwise as relaxations
+from buffet.search.branching import Leaf, Tree
 
 # --- keys ---------------------------------------------------------------------------------------------------
 

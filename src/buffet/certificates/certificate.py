@@ -1,0 +1,272 @@
+"""Certificates: proofs that `buffet_checker` re-checks on its own (`docs/certificates.md` has the format).
+
+A certificate holds what an engine chooses and a checker cannot guess cheaply: boxes of the nodes that
+nonlinearities read, and the free numbers of every relaxation (`proof`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from buffet.certificates.naming import sentence_of, spelling, substitutes
+from buffet.certificates.proof import ROOMS, Proof, Tensors, prove
+from buffet.errors import BuffetError
+from buffet.loading import Model
+from buffet.methods import Method, method_named
+from buffet.network import Program
+from buffet.optimisation.context import Control
+from buffet.optimisation.warm_starts import Memory
+from buffet.propagation.clean_run import Scene
+from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
+from buffet.relaxations.parameters import Shares
+from buffet.search.branching import check_cuttable
+from buffet.system.files import write_atomically
+from buffet.verification.verify import QUICK_RIVALS, Engine, clean_answer, sized, tree_of_proofs
+from buffet_checker import BadInputError
+from buffet_checker.certificate import KEY, SCHEMA
+from buffet_checker.check import judge
+from buffet_checker.network import Checkpoint, read_checkpoint
+
+ROUNDING = 1e-7
+"""Claimed margins are rounded down by this share, more than the checker's own rounding takes off."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was written: the margins of every claim, and the size of the file."""
+
+    margins: tuple[tuple[float, ...], ...]
+    size: int
+
+
+def certify_to(
+    path: str | Path,
+    model: Model,
+    region: Region,
+    eps: float | Sequence[float] | Tensor | None = None,
+    method: str | Method = "baseline",
+    *,
+    label: int | None = None,
+    text: str | None = None,
+) -> Certificate:
+    """Prove every task of a region and write the proofs to one file that ``buffet check`` accepts.
+
+    With the `text` that the region's rows are the embeddings of, the certificate names its tokens, which are
+    checked; without, it is about rows of numbers only, and says so.
+
+    Raises `BuffetError`, and writes nothing, where a task cannot be proven with numbers as they are stored.
+
+    Example:
+        >>> import buffet
+        >>> model = buffet.load()
+        >>> text = "a gripping , moving film"
+        >>> region = buffet.LpBall(model.embed(text), words=[2])
+        >>> buffet.certify_to("proof.safetensors", model, region, eps=0.01, text=text)  # doctest: +SKIP
+    """
+    return write_certificate(Path(path), model, [sized(region, eps)], method_named(method), label, text)
+
+
+def write_certificate(
+    path: Path,
+    model: Model,
+    regions: Sequence[Region],
+    method: Method,
+    label: int | None = None,
+    text: str | None = None,
+) -> Certificate:
+    """Prove every task of some regions of one sentence, which `text` names.
+
+    The file is written only if the checker accepts it.
+    """
+    certificate, content, checkpoint = certify(model, regions, method, label, text)
+    try:
+        result = judge(content, str(path), checkpoint)
+    except BadInputError as error:
+        raise BuffetError(f"certificate: not written, as it cannot be checked: {error}") from None
+    if not result.accepted:
+        raise BuffetError(f"certificate: not written, as the checker rejects it: {result.reason}")
+    write_atomically(path, content)
+    return certificate
+
+
+def certify(
+    model: Model,
+    regions: Sequence[Region],
+    method: Method,
+    label: int | None = None,
+    text: str | None = None,
+) -> tuple[Certificate, bytes, Checkpoint]:
+    """The proofs of every task of some regions of one sentence, as the content of a certificate,
+    unchecked.
+    """
+    if model.directory is None:
+        raise BuffetError(
+            "certificate: the model is in memory only; a certificate names the files of a directory"
+        )
+    try:
+        checkpoint = read_checkpoint(model.directory)
+    except BadInputError as error:
+        raise BuffetError(f"certificate: {error}") from None
+    label, _ = clean_answer(model, regions[0], label)
+    center = regions[0].center.contiguous()
+    sentence = None if text is None else sentence_of(model, text, center)
+    tensors: Tensors = {"center": center}
+    claims: list[dict[str, object]] = []
+    claimed: list[tuple[float, ...]] = []
+    tasks = [region.select([task]) for region in regions for task in range(region.tasks)]
+    proven = [part for one in tasks for part in _proofs(model, one, method, label)]
+    for task, (one, used, proof) in enumerate(proven):
+        claimed.append(tuple((proof.margins - ROUNDING * (1 + proof.margins.abs())).tolist()))
+        described, extra = _describe(one, task, tensors)
+        if sentence is not None and isinstance(one, CandidateSet):
+            described |= substitutes(model, sentence, one)
+        tensors |= {**extra, **proof.tensors(task)}
+        claims.append(
+            {
+                "method": ", ".join((used.propagation, used.product, used.softmax, used.optimise)),
+                "graph": _graph(used),
+                "nodes": kinds(proof.scene.program),
+                "region": described,
+                "margins": claimed[-1],
+                "derivations": proof.derivations,
+            }
+        )
+    head = {
+        "schema": SCHEMA,
+        "made": f"buffet {version('buffet')}",
+        "model": {**checkpoint.hashes, **({} if sentence is None else spelling(model.directory, sentence))},
+        "sentence": sentence and {"ids": list(sentence.ids), "types": list(sentence.types)},
+        "input": hashlib.sha256(center.numpy().tobytes()).hexdigest(),
+        "label": label,
+        "claims": claims,
+    }
+    stored = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
+    content = save(stored, {KEY: json.dumps(head)})
+    return Certificate(tuple(claimed), len(content)), content, checkpoint
+
+
+def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tuple[Region, Method, Proof]]:
+    """A proof of one task, or of every cell that its ball is cut into."""
+    try:
+        return [(region, *_first_proof(model, region, method, label))]
+    except BuffetError:
+        if method.cells == 1:
+            raise
+        check_cuttable(method, region)
+        assert isinstance(region, LpBall)
+        assert region.eps is not None
+        memory = Memory()
+        tree = tree_of_proofs(model, region, method, label, Engine(), Control(memory))
+        if tree is None:
+            raise
+    parts = [leaf.cell.with_eps(region.eps) for leaf in tree.leaves]
+    return [(part, *_first_proof(model, part, method, label, memory)) for part in parts]
+
+
+def _graph(method: Method) -> str:
+    if method.describe().keeps == "boxes" or method.softmax == "lse":
+        return "plain"
+    return method.softmax
+
+
+def _first_proof(
+    model: Model, region: Region, method: Method, label: int, memory: Memory | None = None
+) -> tuple[Method, Proof]:
+    """A proof by the method, which may remember something, or one of its rivals, the quick ones first."""
+    rivals = method.challengers(model.program64)
+    best = -math.inf
+    for candidate in (*rivals[:QUICK_RIVALS], method, *rivals[QUICK_RIVALS:]):
+        scene = candidate.scene(model.program64, region.center, label)
+        for learned in _learned(candidate, scene, region, memory if candidate is method else None):
+            for room in ROOMS:
+                proof = prove(scene, region, candidate, learned, room)
+                least = float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
+                if 0 < least < math.inf:
+                    return candidate, proof
+                best = max(best, least)  # a NaN is no better
+    words = "+".join(str(i) for i in region.moved[0].tolist())
+    raise BuffetError(
+        f"certificate: word {words} is not proven (the best margin is {best:.4g}); nothing was written, "
+        "try a smaller eps or a tighter method"
+    )
+
+
+def _learned(
+    method: Method, scene: Scene, region: Region, memory: Memory | None
+) -> Iterator[dict[int, dict[int, Shares]]]:
+    """Choices to try: none learned, where a method starts from that, and then what it learns."""
+    if method.optimise != "tuned":
+        yield {}
+    if method.optimise != "none":
+        learned: dict[int, dict[int, Shares]] = {}
+        method.bound(scene, region, control=Control(memory, learned=learned))
+        yield learned
+
+
+def _describe(region: Region, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
+    """The region of one task in the words of the schema, and arrays that are not `stored` yet."""
+    moved = region.moved[0].tolist()
+    if isinstance(region, Cell):
+        return _describe_cell(region, task, stored)
+    if isinstance(region, LpBall):
+        assert region.eps is not None
+        return {"kind": "ball", "moved": moved, "p": _exponent(region), "eps": float(region.eps[0])}, {}
+    if isinstance(region, Box):
+        ends = {f"{task}.region.lower": region.lower[0], f"{task}.region.upper": region.upper[0]}
+        return {"kind": "box", "moved": moved}, ends
+    assert isinstance(region, CandidateSet)
+    rows = region.center.double()[region.moved[0]]
+    given = torch.stack([torch.stack([*choices]).double() for choices in _filled(region, rows)])
+    described = {"kind": "candidates", "moved": moved, "budget": region.budget}
+    return described, {f"{task}.region.rows": given}
+
+
+def _exponent(ball: LpBall) -> float | str:
+    return "inf" if math.isinf(ball.p) else ball.p
+
+
+def _describe_cell(region: Cell, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
+    """The same of a cell; all cells of a ball name the directions of its cuts by the number of the first."""
+    assert region.eps is not None
+    known = [name for name, value in stored.items() if value is region.cuts.directions]
+    name = known[0] if known else f"cuts.{task}"
+    lower, upper = (
+        [end if math.isfinite(end) else None for end in side[0].tolist()]
+        for side in (region.lower, region.upper)
+    )
+    described: dict[str, object] = {
+        "kind": "cell",
+        "moved": region.moved[0].tolist(),
+        "p": _exponent(region),
+        "eps": float(region.eps[0]),
+        "cuts": int(name.removeprefix("cuts.")),
+        "rows": list(region.cuts.rows),
+        "lower": lower,
+        "upper": upper,
+    }
+    return described, {name: region.cuts.directions}
+
+
+def _filled(region: CandidateSet, rows: Tensor) -> list[list[Tensor]]:
+    """The candidates of every word, as many for each: words with fewer repeat the original."""
+    most = max(len(choices) for choices in region.candidates[0])
+    return [
+        [*choices.double(), *[row] * (most - len(choices))]
+        for choices, row in zip(region.candidates[0], rows, strict=True)
+    ]
+
+
+def kinds(program: Program) -> list[str]:
+    """The operations of a program in the words of the schema."""
+
+    return [type(node.op).__name__.lower() for node in program.nodes]

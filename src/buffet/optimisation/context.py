@@ -1,0 +1,30 @@
+"""What a computation is told from outside: what it may remember, its deadline, and who watches it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from buffet.optimisation.warm_starts import Memory
+from buffet.relaxations.parameters import Shares
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a computation remembers, when it has to end, and who is told how it goes."""
+
+    memory: Memory | None = None
+    deadline: float | None = None  # on the clock of `time.perf_counter`
+    trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
+    learned: dict[int, dict[int, Shares]] | None = None  # takes the shares learned for every node
+
+    @property
+    def expired(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
+
+    def ahead(self, seconds: float) -> Control:
+        """The same, ending so many seconds earlier."""
+        return self if self.deadline is None else replace(self, deadline=self.deadline - seconds)

@@ -1,0 +1,207 @@
+"""Rows over fixed boxes as functions of the shares, and their gradient, by one pass back and one forth.
+
+A row is a linear function of some node, such as a margin. A lower bound of it is the value of a linear
+program: the smallest one of the network in which every operation lies between its lines. Its multipliers λ
+are the coefficients of a backward substitution, whose signs select a line at every entry; the network of
+these lines, run on the input that minimises the form at the end, has values v, and the row of them is the
+bound. By the envelope theorem neither moves to first order, so
+
+    d bound / d share = Σ λ · d line(v) / d share
+
+over the lines that were selected, with no graph in between. It all is in single precision and without any
+allowance for rounding: it serves to choose shares, whose bound is then computed by `bounds.substitution`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.intervals import Box
+from buffet.network import Apply, Bilinear, Node, Op, Softmax
+from buffet.optimisation.dual_lines import Curve, Lines
+from buffet.optimisation.dual_passes import (
+    LinesLink,
+    Link,
+    LocalLink,
+    PlanesLink,
+    State,
+    WholeLink,
+    linear_link,
+)
+from buffet.optimisation.dual_softmax import SoftmaxLink
+from buffet.optimisation.flat import Gradient, Sheet
+from buffet.propagation.substitution import Bounds
+from buffet.regions import LpBall, Region
+from buffet.relaxations.elementwise import SIDES
+from buffet.relaxations.parameters import Shares, whole_of
+
+MOVED = -1
+"""Stands for the moved rows of the input among the nodes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node of the walk: its link, the nodes it reads, and how many of their tokens (None: all it has)."""
+
+    index: int
+    link: Link
+    sources: tuple[int, ...]
+    cuts: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Lagrangian:
+    """Lower bounds of rows as functions of the shares of the nonlinear nodes before them."""
+
+    region: Region
+    rows: Float[Tensor, "tokens features rows"]  # what they read of the last node
+    clean: Float[Tensor, "rows"]  # their values at the unmoved input
+    tokens: Mapping[int, int]  # how many tokens of a node they depend on
+    steps: tuple[Step, ...]  # in the order of the nodes
+    lines: Lines | None  # that are free
+    check_time: Callable[[], None]  # raises `OutOfTime` after a deadline
+
+    @staticmethod
+    def of_margins(bounds: Bounds, dtype: torch.dtype = torch.float32) -> Lagrangian:
+        """That of the margins over the boxes of `bounds`."""
+        root = len(bounds.nodes) - 1
+        eye = torch.eye(bounds.clean[root].shape[-1], dtype=dtype, device=bounds.clean[root].device)
+        return Lagrangian.over(bounds, root, eye[None])
+
+    @staticmethod
+    def over(bounds: Bounds, root: int, rows: Float[Tensor, "tokens features rows"]) -> Lagrangian:
+        """That of rows of the node `root`, of its first tokens, over the boxes of `bounds`."""
+        dtype = rows.dtype
+        tokens = tokens_read(bounds, root, len(rows))
+        steps: list[Step] = []
+        curves: list[Curve] = []
+        for index in sorted(tokens):
+            if local := bounds.locals.get(index):
+                steps.append(Step(index, LocalLink.over(local, tokens[index], dtype), (MOVED,), (None,)))
+                continue
+            node, sources = bounds.nodes[index], bounds.nodes[index].followed
+            link: Link
+            if isinstance(node.op, Apply):
+                curves.append(_curve(bounds, index, tokens[index]))
+                link = LinesLink.over(bounds.pieces[index], curves[-1].slopes, dtype)  # type: ignore[arg-type]
+            elif isinstance(node.op, Bilinear | Softmax):
+                link = _relaxed(node.op, _inputs(bounds, node, tokens[index]), dtype)
+                if isinstance(link, PlanesLink) and (whole := whole_of(bounds, node)):
+                    assert isinstance(bounds.region, LpBall)
+                    link = WholeLink.mixing(link, whole, tokens[index], bounds.region, dtype)
+            else:
+                link = linear_link(node.op, bounds.clean[sources[0]], dtype)
+            read = [node.op.reads(place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
+            cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
+            steps.append(Step(index, link, sources, tuple(cuts)))
+        clean = (rows * bounds.clean[root][: len(rows), :, None]).sum((0, 1))
+        lines = Lines.over(curves)
+        return Lagrangian(bounds.region, rows, clean, tokens, tuple(steps), lines, bounds.check_time)
+
+    def bound(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks rows"], Gradient]:
+        """Lower bounds of the rows, up to rounding, and how to get their gradient."""
+        values, dtype = sheet.values.detach(), self.rows.dtype
+        with torch.inference_mode():
+            shares = sheet.current if values.dtype == dtype else sheet.reading(values.to(dtype))
+            lower, states = self._passes(self._read(shares))
+
+        def gradient(weights: Tensor) -> Tensor:
+            total = torch.zeros_like(values)
+            with torch.inference_mode():
+                found = self._read(sheet.reading(total))
+                weighted = weights.to(dtype)[:, None, None]
+                for step in self.steps:
+                    if step.index in found:
+                        for key, part in step.link.gradient(states[step.index], weighted).items():
+                            share = found[step.index][key]  # of size 1 along an axis that all share it on
+                            share.copy_(part.sum_to_size(share.shape))
+            return total
+
+        return lower.clone(), gradient
+
+    def _read(self, shares: Mapping[int, Shares]) -> dict[int, Shares]:
+        """The shares that the rows depend on, of the tokens that they read."""
+        return {
+            i: {key: share if share.shape[1] == n else share[:, :n] for key, share in shares[i].items()}
+            for i, n in self.tokens.items()
+            if i in shares
+        }
+
+    def _passes(self, shares: Mapping[int, Shares]) -> tuple[Tensor, dict[int, State]]:
+        """The bounds, and what every link knows afterwards."""
+        states: dict[int, State] = {}
+        lines = self.lines(shares, self.rows.dtype) if self.lines else {}
+        pending = {self.steps[-1].index: self.rows.expand(self.region.tasks, *self.rows.shape)}
+        for step in reversed(self.steps):
+            self.check_time()
+            i = step.index
+            given = lines.get(i, {}) if isinstance(step.link, LinesLink) else shares.get(i, {})
+            found, states[i] = step.link.pull(pending.pop(i), given)
+            for source, part in zip(step.sources, found, strict=True):
+                pending[source] = _plus(pending[source], part) if source in pending else part
+        form = pending.pop(MOVED)
+        values = {MOVED: self.region.lowest(form.movedim(-1, 0)).movedim(0, -1)}
+        for step in self.steps:
+            self.check_time()
+            read = [
+                values[i] if n is None else values[i][:, :n]
+                for i, n in zip(step.sources, step.cuts, strict=True)
+            ]
+            values[step.index], states[step.index] = step.link.push(states[step.index], *read)
+        return self.clean + (self.rows * values[step.index]).sum((1, 2)), states
+
+
+def tokens_read(bounds: Bounds, root: int, wanted: int) -> dict[int, int]:
+    """The nodes that the first tokens of one depend on, up to those of exact form, and how many of theirs."""
+    nodes = bounds.nodes
+    read = {root: wanted}
+    for index in range(root, 0, -1):
+        if index in read and index not in bounds.locals:
+            for place, source in enumerate(nodes[index].followed):
+                count = nodes[index].op.reads(place, read[index], bounds.clean[source].shape[0])
+                read[source] = max(read.get(source, 0), count)
+    return read
+
+
+def _inputs(bounds: Bounds, node: Node, wanted: int) -> list[tuple[Tensor, Box]]:
+    """Clean values and boxes of the tokens of its inputs that a node reads."""
+    found = []
+    for place, source in enumerate(node.inputs):
+        count = node.op.reads(place, wanted, len(bounds.clean[source]))
+        box = bounds.boxes[source]
+        found.append((bounds.clean[source][:count], Box(box.lower[:, :count], box.upper[:, :count])))
+    return found
+
+
+def _curve(bounds: Bounds, index: int, count: int) -> Curve:
+    """The first tokens of an elementwise function."""
+    node = bounds.nodes[index]
+    assert isinstance(node.op, Apply)
+    least_most = {side: bounds.slopes(index, side) for side in SIDES}
+    slopes = {side: (least[:, :count], most[:, :count]) for side, (least, most) in least_most.items()}
+    return Curve(index, node.op.function, *_inputs(bounds, node, count)[0], slopes)
+
+
+def _relaxed(op: Op, inputs: Sequence[tuple[Tensor, Box]], dtype: torch.dtype) -> Link:
+    clean, boxes = [value for value, _ in inputs], [box for _, box in inputs]
+    match op:
+        case Bilinear():
+            return PlanesLink.over(op, (clean[0], clean[1]), boxes[0], boxes[1], dtype)
+        case Softmax():
+            return SoftmaxLink.over(op, clean[0], *boxes)
+    raise NotImplementedError(type(op).__name__)
+
+
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of multipliers, those of further tokens being 0."""
+    if a.shape[1] == b.shape[1]:
+        return a + b
+    wide, narrow = (a, b) if a.shape[1] > b.shape[1] else (b, a)
+    total = wide.clone()
+    total[:, : narrow.shape[1]] += narrow
+    return total

@@ -1,0 +1,413 @@
+"""Backward substitution: rows of a node become linear forms of the input deviation.
+
+`Bounds` holds what is known of every node (box, linear piece, kept form) and turns rows of one node into
+lower linear bounds in the input, by pulling them through the pieces until every path has met a *stop*: a node
+whose bounds in the input are known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from buffet.bounds.forms import Composed, Form, Local, Rows, Stop
+from buffet.bounds.fused import assembled
+from buffet.bounds.intervals import Box
+from buffet.network import Apply, Input, Linear, Node
+from buffet.propagation.clean_run import Scene, first_row, local_nodes, widest_rows
+from buffet.propagation.descent import Descent
+from buffet.propagation.key_split import Keys, key_rows, pays, splits
+from buffet.propagation.rounding import Errors, Reaches
+from buffet.regions import Region
+from buffet.relaxations.elementwise import Side, slope_range
+from buffet.relaxations.linear import AddPiece, LinesPiece, Piece, PlanesPiece, SoftmaxPiece
+
+ROUNDINGS = 16.0
+"""Every concretised bound is widened by at least this many units of rounding, relative to its size."""
+
+
+class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
+    """The deadline of a computation has passed."""
+
+
+@runtime_checkable
+class Relax(Protocol):
+    """How a nonlinear node becomes a linear piece, given what is known of the nodes before it."""
+
+    def __call__(self, bounds: Bounds, index: int, node: Node) -> Piece: ...
+
+
+class _Precise(dict[int, Piece]):
+    """Pieces that turn to float64 when they are asked for: one row passes through few of them."""
+
+    def __getitem__(self, index: int) -> Piece:
+        return super().__getitem__(index).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is known of the nodes of one scene over one region.
+
+    The dictionaries are filled in the order of the nodes (`propagation.bound_nodes`); a node's entry never
+    changes once a later node has been visited.
+    """
+
+    scene: Scene
+    region: Region
+    relax: Relax
+    dtype: torch.dtype
+    chunk_bytes: int
+    errors: Errors  # of rounding, in the precision of the rows
+    deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
+    boxes: dict[int, Box] = field(default_factory=dict)
+    widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a sharpened box, or NaN
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    forms: dict[int, Form] = field(default_factory=dict)
+    locals: dict[int, Local] = field(default_factory=dict)
+    keys: dict[int, Keys] = field(default_factory=dict)  # of scores whose rows are split by token
+    ranges: dict[tuple[int, Side], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of `slopes`
+    sizes: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # of kept forms, as rounding errors scale with them
+    shares: list[Tensor] = field(default_factory=list)  # of sharpened boxes that rounding may be, by task
+
+    @staticmethod
+    def start(
+        scene: Scene,
+        region: Region,
+        relax: Relax,
+        dtype: torch.dtype,
+        chunk_bytes: int,
+        deadline: float | None = None,
+    ) -> Bounds:
+        """Nothing is known yet."""
+        boxes: dict[int, Box] = {}
+        reaches = Reaches(scene.program, scene.clean, region, boxes, local_nodes(scene.program))
+        unit = scene.rounding(dtype)
+        exact, tiny = scene.rounding(torch.float64), torch.finfo(dtype).tiny
+        errors = Errors(reaches, scene.residuals, unit, exact, unit, tiny)
+        return Bounds(scene, region, relax, dtype, chunk_bytes, errors, deadline, boxes)
+
+    @property
+    def _unit(self) -> float:
+        return torch.finfo(self.dtype).eps
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.scene.program.nodes
+
+    @property
+    def clean(self) -> list[Tensor]:
+        return self.scene.clean
+
+    def check_time(self) -> None:
+        """Raise `OutOfTime` after the deadline."""
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            raise OutOfTime
+
+    def hopeless(self, index: int, limit: float) -> bool:
+        """Whether no task has a box of this node that is narrower than `limit`, relatively."""
+        return not bool((self.boxes[index].widest(self.clean[index]) < limit).any())
+
+    def relaxed(self, relax: Relax, dtype: torch.dtype, upto: int | None = None) -> Bounds:
+        """The same boxes with the pieces (of nodes up to `upto`) made anew, possibly in another precision.
+
+        No forms are kept.
+        """
+        unit = self.scene.rounding(dtype)
+        known, errors = self._locals(dtype), self.errors.anew(unit, unit, torch.finfo(dtype).tiny)
+        fresh = replace(
+            self,
+            relax=relax,
+            dtype=dtype,
+            errors=errors,
+            pieces={},
+            forms={},
+            locals=known,
+            keys={},
+            sizes={},
+        )
+        for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
+            fresh.linearise(index, node)
+        return fresh
+
+    def precise(self) -> Bounds:
+        """The same pieces and forms, with sums taken in float64: for the one row that decides."""
+        known, exact = self._locals(torch.float64), self.scene.exact(torch.float64)
+        unit, tiny = self.scene.rounding(torch.float64), torch.finfo(torch.float64).tiny
+        errors = self.errors.anew(unit, self.errors.kept, tiny)
+        pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
+        for i, piece in pieces.items():
+            if isinstance(piece, AddPiece):
+                pieces[i] = piece.widened(errors.of_sum(i))
+        return replace(self, dtype=torch.float64, errors=errors, pieces=pieces, locals=known, keys={})
+
+    def _locals(self, dtype: torch.dtype) -> dict[int, Local]:
+        """The exact forms in a precision."""
+        if dtype == self.dtype:
+            return dict(self.locals)
+        return {i: replace(local, matrix=local.unrounded.to(dtype)) for i, local in self.locals.items()}
+
+    def localise(self, index: int, node: Node) -> None:
+        """Give a node its exact form, if only linear operations on single tokens lie before it."""
+        if isinstance(node.op, Input):
+            eye = torch.eye(self.region.width, dtype=torch.float64, device=self.region.center.device)
+            self.locals[index] = Local(eye.to(self.dtype), self.region.moved, eye)
+            return
+        alone = isinstance(node.op, Linear) and node.op.per_token
+        if alone and node.inputs[0] in self.locals:
+            piece = self.scene.exact(torch.float64)[index]
+            assert piece
+            form = piece.push(Form.exactly(self.locals[node.inputs[0]].unrounded[None, None]))
+            matrix = form.lower[0, 0]
+            self.locals[index] = Local(matrix.to(self.dtype), self.region.moved, matrix)
+
+    def linearise(self, index: int, node: Node) -> None:
+        """Give a node its linear piece and, behind linear operations only, its exact form."""
+        if index not in self.locals:
+            self.localise(index, node)
+        if not isinstance(node.op, Input):
+            piece = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
+            error = self._error(index, piece)
+            self.pieces[index] = piece if error is None else piece.widened(error)
+
+    def _error(self, index: int, piece: Piece) -> Float[Tensor, "tasks tokens features"] | None:
+        """What rounding may do to the output of a piece; linear operations on one value hand theirs on."""
+        match piece:
+            case AddPiece():
+                error = self.errors.of_sum(index)
+            case PlanesPiece():
+                error = self.errors.of_product(index)
+            case LinesPiece() | SoftmaxPiece():
+                error = self.errors.of_lines(index, piece.steepness())
+            case _:
+                return None
+        # no intercept is a denormal number, by which processors multiply very slowly
+        return error.clamp_min(torch.finfo(self.dtype).tiny).to(self.dtype)
+
+    def slopes(self, index: int, side: Side) -> tuple[Tensor, Tensor]:
+        """The least and the largest useful slope of an elementwise function, made once."""
+        if (index, side) not in self.ranges:
+            node = self.nodes[index]
+            assert isinstance(node.op, Apply)
+            clean, box = self.clean[node.inputs[0]], self.boxes[node.inputs[0]]
+            self.ranges[index, side] = slope_range(node.op.function, clean, box.lower, box.upper, side)
+        return self.ranges[index, side]
+
+    def substitute(
+        self, root: int, rows: Rows, stops: Mapping[int, Stop]
+    ) -> tuple[Float[Tensor, "tasks inputs groups rows"], Float[Tensor, "#tasks groups rows"]]:
+        """Lower linear bounds of rows of the node `root`: coefficients of the input deviation, and constants.
+
+        Every path from `root` to the input must meet a stop.
+        """
+        descent = Descent(root, rows)
+        for index, reached in descent:
+            self.check_time()
+            if index in stops:
+                descent.arrive(*self._composed(index, stops[index], reached))
+            elif keys := self._keys(root, index, reached, stops):
+                self._split(descent, index, reached, keys)
+            else:
+                self._pull(descent, index, reached, stops)
+        return descent.total()
+
+    def _composed(self, index: int, stop: Stop, rows: Rows) -> Composed:
+        """What rows of a stop come to in the input, with an allowance for the errors of a form."""
+        coefs, constant = stop.compose(rows)
+        if isinstance(stop, Form):
+            with torch.no_grad():
+                size = self.errors.kept * self.size_of(index, stop).to(self.dtype)
+                error = rows.like(rows.coefs.abs()).contract(size)
+            constant = -error if constant is None else constant - error
+        return coefs, constant
+
+    def pushed(self, index: int, forms: Mapping[int, Form]) -> Form:
+        """The form of a node from those of its inputs."""
+        piece = self.pieces[index]
+        form = piece.push(*forms.values())
+        slopes = piece.steepness() if isinstance(piece, LinesPiece | SoftmaxPiece) else None
+        error = self.errors.of_push(index, [self.size_of(i, known) for i, known in forms.items()], slopes)
+        error = error.to(form.sides).expand(form.sides.shape[1:-1])
+        return form.plus(torch.stack([-error, error]))
+
+    def size_of(self, index: int, form: Form) -> Float[Tensor, "tasks tokens features"]:
+        """How large the linear bounds of a node's entries can get, constants and all: nothing cancels."""
+        if index not in self.sizes:
+            with torch.no_grad():
+                coefs, constant = form.sides.movedim(-1, 2).split([form.sides.shape[-1] - 1, 1], 2)
+                found = [self._size(c, k.squeeze(1)) for c, k in zip(coefs, constant, strict=True)]
+                self.sizes[index] = torch.stack(found).amax(0)
+        return self.sizes[index]
+
+    def _size(self, coefs: Tensor, constant: Tensor) -> Tensor:
+        """The same of forms ``[tasks, inputs, *rows]``."""
+        form = coefs.unflatten(1, (self.region.moved.shape[1], self.region.width))
+        return constant.double().abs() + self.region.spread(form, self.region.minimise(form)).double()
+
+    def _split(self, descent: Descent, index: int, rows: Rows, keys: Keys) -> None:
+        """Rows of scores: what reads keys of other tokens arrives, query and key of their own token go on."""
+        parts, coefs, constant = keys.pull(rows)
+        descent.arrive(coefs, constant)
+        for source, part in zip(self.nodes[index].inputs, parts, strict=True):
+            descent.go_on(source, part)
+
+    def _pull(self, descent: Descent, index: int, rows: Rows, stops: Mapping[int, Stop]) -> None:
+        """Rows of any other node go through its piece and on to the nodes it reads."""
+        inputs = self.nodes[index].inputs
+        moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
+        parts, constant = self.pieces[index].pull_moved(rows, moved)
+        descent.leave(constant)
+        # A piece need not use all its inputs: softmax only looks at the differences of its scores.
+        for source, part in zip(inputs, parts, strict=False):
+            if part.moved:
+                descent.arrive(*stops[source].compose(part))
+            else:
+                descent.go_on(source, part)
+
+    def _keys(self, root: int, index: int, rows: Rows, stops: Mapping[int, Stop]) -> Keys | None:
+        """Forms of the keys that rows of `root` read at `index`, if it pays to have them apart."""
+        piece = self.pieces[index]
+        if not (isinstance(piece, PlanesPiece) and rows.diagonal and pays(rows.coefs.shape[3], piece.op)):
+            return None
+        if not splits(self.nodes, root, index, stops, self.locals):
+            return None
+        if index not in self.keys:
+            source = self.nodes[index].inputs[1]
+            coefs, constant = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
+            with torch.no_grad():
+                error = self.errors.unit * self._size(coefs, constant).to(self.dtype)
+                error = error + self._lost(error)
+            self.keys[index] = Keys.of(piece, coefs, constant - error)
+        return self.keys[index]
+
+    def concretise(
+        self, coefs: Float[Tensor, "tasks inputs *rows"], constant: Float[Tensor, "#tasks *rows"]
+    ) -> Float[Tensor, "tasks *rows"]:
+        """The minimum of linear forms over the region, widened for rounding, in float64."""
+        moved, width = self.region.moved.shape[1], self.region.width
+        form = coefs.unflatten(1, (moved, width))
+        least = self.region.minimise(form)
+        constant = constant.double()
+        size = constant.abs() + self.region.spread(form, least)
+        # A row that nearly cancels is small, but its rounding errors are as large as those of the other rows
+        # of its token. What cannot move at all is exactly 0.
+        size = size.sign() * size.amax(-1, keepdim=True)
+        found = torch.sub(constant + least, size, alpha=max(self.errors.unit, ROUNDINGS * self._unit))
+        return found - self._lost(found)
+
+    def _lost(self, like: Tensor) -> Tensor:
+        """What underflow may have taken off rows, by task, to be subtracted from ``[tasks, *rows]``."""
+        lost = torch.as_tensor(self.errors.underflow(), dtype=like.dtype, device=like.device)
+        return lost.reshape(-1, *[1] * (like.ndim - 1))
+
+    def least_sums(
+        self, a: Float[Tensor, "tasks groups i inputs"], b: Float[Tensor, "tasks groups j inputs"]
+    ) -> Float[Tensor, "tasks groups i j"]:
+        """About the minimum over the region of ``a_i + b_j``, forms whose last column is their constant."""
+        with torch.no_grad():
+            least = self.region.minimise_sums(a[..., :-1], b[..., :-1])
+        return least + a[..., -1].unsqueeze(-1) + b[..., -1].unsqueeze(-2)
+
+    def boxes_of(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
+        """Boxes of nodes that can be read together (`together`), through linear forms that are not kept."""
+        parts = [
+            self.concretise(*self.substitute(root, rows, stops)).chunk(2, -1)
+            for root, rows in self.unit_rows(nodes, stops)
+        ]
+        return {n: Box(*sides) for n, sides in self._sides(nodes, parts)}
+
+    def forms_of(
+        self, nodes: Sequence[int], stops: Mapping[int, Stop]
+    ) -> tuple[dict[int, Form], dict[int, Box]]:
+        """Linear bounds, in the input, of nodes that can be read together, and the boxes they give."""
+        chunks, boxes = [], []
+        for root, rows in self.unit_rows(nodes, stops):
+            coefs, constant = self.substitute(root, rows, stops)
+            boxes.append(self.concretise(coefs, constant).chunk(2, -1))
+            chunks.append((coefs, constant.expand(len(coefs), -1, -1)))
+        sides = assembled(chunks, [self.clean[n].shape[-1] for n in nodes])
+        forms = {n: self._off(n, Form(both)) for n, both in zip(nodes, sides, strict=True)}
+        return forms, {n: Box(*both) for n, both in self._sides(nodes, boxes)}
+
+    def _off(self, index: int, form: Form) -> Form:
+        """The form of a node with room for what the node may be off."""
+        own = self.errors[index]
+        lost = self._lost(form.sides[0, ..., -1])
+        error = lost if own is None else own.to(lost) + lost
+        error = error.expand(form.sides.shape[1:-1])
+        return form.plus(torch.stack([-error, error]))
+
+    def widened(self, index: int, box: Box) -> Box:
+        """A box made from linear forms of a node, with room for what the node may be off."""
+        if (error := self.errors[index]) is None:
+            return box
+        return Box(box.lower - error, box.upper + error)
+
+    def _sides(
+        self, nodes: Sequence[int], parts: Sequence[tuple[Tensor, ...]]
+    ) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Lower and upper bounds of each node, from those of chunks of rows and of their negatives."""
+        lower, upper = (
+            torch.cat(side, -1) if len(side) > 1 else side[0] for side in zip(*parts, strict=True)
+        )
+        sizes = [self.clean[n].shape[-1] for n in nodes]
+        pairs = zip(lower.split(sizes, -1), upper.neg().split(sizes, -1), strict=True)
+        return zip(nodes, pairs, strict=True)
+
+    def box_of_form(self, form: Form) -> Box:
+        """The box of a node whose form is kept."""
+
+        def least(side: Tensor) -> Tensor:
+            coefs, constant = side.movedim(-1, 1).split([side.shape[-1] - 1, 1], 1)
+            return self.concretise(coefs, constant.squeeze(1))
+
+        return Box(least(form.lower), -least(-form.upper))
+
+    def box_of_local(self, local: Local, tokens: int) -> Box:
+        """The box of a node that varies in the moved rows only."""
+        tasks, moved = local.moved.shape
+        features = len(local.matrix)
+        sides = torch.cat([local.matrix, -local.matrix]).mT  # inputs, rows
+        each = torch.eye(moved, dtype=sides.dtype, device=sides.device)[:, None, :, None] * sides[:, None]
+        coefs = each.flatten(0, 1).expand(tasks, -1, -1, -1)  # tasks, inputs, moved, rows
+        ends = self.concretise(coefs, coefs.new_zeros(1, moved, 2 * features))
+        full = ends.new_zeros(tasks, tokens, 2 * features)
+        full.scatter_(1, local.moved[..., None].expand_as(ends), ends)
+        lower, upper = full.chunk(2, -1)
+        return Box(lower, -upper)
+
+    def margin(self, stops: Mapping[int, Stop]) -> Float[Tensor, "tasks others"]:
+        """Lower bounds of the deviation of the last node, which has one token."""
+        root = len(self.nodes) - 1
+        others = self.clean[root].shape[-1]
+        eye = torch.eye(others, dtype=self.dtype, device=self.region.center.device)
+        lower = self.concretise(*self.substitute(root, Rows(eye[None, None], 1, True), stops)).squeeze(1)
+        error = self.errors[root]
+        return lower if error is None else lower - error.squeeze(1)
+
+    def unit_rows(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> Iterator[tuple[int, Rows]]:
+        """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`."""
+        root, matrix = self.units(nodes)
+        entries = widest_rows(self.scene, root, stops)
+        per_row = 2 * torch.finfo(self.dtype).bits // 8 * self.region.tasks * entries
+        groups = self.clean[root].shape[0]
+        for part in matrix.split(max(1, self.chunk_bytes // per_row), 1):
+            yield root, Rows(torch.cat([part, -part], 1)[None, None], groups, diagonal=True)
+
+    def units(self, nodes: Sequence[int]) -> tuple[int, Float[Tensor, "features units"]]:
+        """The node where unit rows of the nodes start, and what they read there of a token.
+
+        The rows of affine nodes start at the node they read, as the rows of their weights.
+        """
+        root = first_row(self.scene.program, nodes[0])
+        if root != nodes[0]:
+            weights = [self.nodes[n].op.weight for n in nodes]  # type: ignore[attr-defined]
+            return root, torch.cat(weights).to(self.dtype).mT
+        return root, torch.eye(self.clean[root].shape[-1], dtype=self.dtype, device=self.clean[root].device)

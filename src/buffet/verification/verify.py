@@ -1,0 +1,414 @@
+"""From a query to a verdict. Only this module turns bounds into claims.
+
+A query is *certified* when every margin's lower bound is finite and strictly positive, *falsified* when a
+concrete point of the region was re-evaluated on the model and has another answer, and *unknown* otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from buffet.attack import AttackSettings, attack
+from buffet.errors import BuffetError
+from buffet.footprint import Need, chunk_within, need, readable
+from buffet.methods import Method, method_named
+from buffet.network import Program
+from buffet.optimisation.context import Control
+from buffet.optimisation.warm_starts import Lessons, Memory
+from buffet.propagation.clean_run import Scene
+from buffet.regions import Cell, LpBall, Region
+from buffet.search.branching import Tree, check_cuttable
+from buffet.system.allocator import keep_freed_memory
+from buffet.system.parallel import side_by_side
+
+Verdict = Literal["certified", "falsified", "unknown"]
+Trace = Callable[[list[int], int, Tensor], None]
+"""Is told tasks, the step of the optimiser, and their smallest margins before it."""
+BATCH = 2 << 30
+"""Bytes that several tasks together may take: more at once is no faster."""
+QUICK_RIVALS = 2
+"""How many of a method's rivals are asked before it."""
+GRACE, GRACE_SHARE = 0.5, 0.25
+"""Seconds, and the share of a budget, that an attack may take after it: what is plainly wrong is found."""
+PATIENCE, FURTHER = 3, 1.1
+"""By so much longer a method learns for a ball whose cells all profit. If cells of a ball do not prove it,
+those of one so much larger are tried."""
+QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
+"""What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """What verification needs of a model: its program in float32 and in float64."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def program64(self) -> Program: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the machine is used; nothing here changes what is proven."""
+
+    dtype: torch.dtype = torch.float32  # of the linear forms
+    memory: int | None = None  # bytes the bounds may take; None: what one task takes, if need be
+    chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
+    widen: bool = True  # where single precision is too narrow, try again in double precision
+
+    def need(self, scene: Scene, method: Method, region: Region) -> Need:
+        """About how much memory a method takes."""
+        size = torch.finfo(self.dtype).bits // 8
+        return need(scene, method, region.moved.shape[1], size=size, chunk=self.rows)
+
+    @property
+    def rows(self) -> int:
+        """Bytes of the rows of one backward pass."""
+        return self.chunk if self.memory is None else chunk_within(self.memory, self.chunk)
+
+    def parallel(self, method: Method) -> bool:
+        """Whether tasks of a method may be worked on at the same time: not where each fills the memory with
+        forms, nor where someone counts the bytes."""
+        return method.describe().keeps == "none" and self.memory is None
+
+    def holds(self, scene: Scene, method: Method, region: Region) -> bool:
+        """Whether one task of a method stays within the memory."""
+        return self.memory is None or self.need(scene, method, region).one <= self.memory
+
+    def check(self, scene: Scene, method: Method, region: Region) -> None:
+        """Refuse a method of which not even one task stays within the memory."""
+        if self.memory is None or self.holds(scene, method, region):
+            return
+        fewer = " move fewer words at once," if region.moved.shape[1] > 1 else " take a shorter text,"
+        other = "" if method.describe().keeps == "none" else " or use --method backward, which keeps no forms"
+        raise BuffetError(
+            f"one task takes about {readable(self.need(scene, method, region).one)} by this method, and"
+            f" {readable(self.memory)} are allowed: give a larger --memory,{fewer}{other}".rstrip(",")
+        )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The answer to a query with one or more tasks.
+
+    `margins` are lower bounds of ``logit[label] − logit[other]``, valid everywhere in the region.
+    """
+
+    label: int
+    verdicts: tuple[Verdict, ...]
+    margins: Float[Tensor, "tasks others"]
+    clean_margin: float  # at the unmoved rows; negative: the label is not what the model answers
+    counterexamples: tuple[Tensor | None, ...]  # rows of a flipped input, per falsified task
+    seconds: float  # spent on bounds
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of all tasks together: certified only if every one is."""
+        if all(v == "certified" for v in self.verdicts):
+            return "certified"
+        return "falsified" if "falsified" in self.verdicts else "unknown"
+
+    @property
+    def margin(self) -> float:
+        """The smallest lower bound over tasks and other classes; NaN if there is none."""
+        return float(self.margins.min())
+
+
+def verify(
+    model: Classifier,
+    region: Region,
+    eps: float | Sequence[float] | Tensor | None = None,
+    method: str | Method = "baseline",
+    *,
+    label: int | None = None,
+    mask: Bool[Tensor, "tokens"] | None = None,
+    propagation: str | None = None,
+    product: str | None = None,
+    softmax: str | None = None,
+    optimise: str | None = None,
+    steps: int | None = None,
+    rate: float | None = None,
+    start: str | None = None,
+    window: int | None = None,
+    cells: int | None = None,
+    falsify: bool | AttackSettings = True,
+    budget: float | None = None,
+    trace: Trace | None = None,
+    seed: int = 0,
+    engine: Engine | None = None,
+) -> Verification:
+    """Prove that no point of `region` changes the model's answer, or find one that does.
+
+    Args:
+        model: a loaded model (`buffet.load`).
+        region: what may move; an `LpBall` without a size takes it from `eps`.
+        eps: the size of the ball, one for all tasks or one per task.
+        method: a name in `buffet.METHODS`, or a `Method`.
+        label: the class to defend; by default the one the model gives the unmoved rows.
+        mask: False for the padding rows of the sentence.
+        propagation, product, softmax, optimise, steps, rate, start, window, cells: replace parts of the
+            method.
+        budget: seconds after which the best bound found by then is returned. An attack has what is left of
+            them, and at least a quarter (at most half a second) more.
+        trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
+            all its steps whether or not the tasks are proven.
+        falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
+
+    Example:
+        >>> import buffet
+        >>> model = buffet.load()
+        >>> x = model.embed("a gripping , moving film")
+        >>> buffet.verify(model, buffet.LpBall(x, words=[2], p=2), eps=0.01).verdict
+        'certified'
+    """
+    region = sized(region, eps)
+    if mask is not None:
+        region = without_padding(region, mask)
+    chosen = method_named(
+        method,
+        propagation=propagation,
+        product=product,
+        softmax=softmax,
+        optimise=optimise,
+        steps=steps,
+        rate=rate,
+        start=start,
+        window=window,
+        cells=cells,
+    )
+    check_cuttable(chosen, region)
+    label, clean_margin = clean_answer(model, region, label)
+    if not clean_margin > 0:
+        chosen = replace(chosen, cells=1)  # no cutting makes a wrong answer right
+    begin = time.perf_counter()
+    control = Control(deadline=begin + checked_budget(budget) if budget is not None else None)
+    margins = best_margins(model, region, chosen, label, engine or Engine(), control, trace)
+    seconds = time.perf_counter() - begin
+    certified = proven(margins) & (clean_margin > 0)
+    verdicts: list[Verdict] = ["certified" if c else "unknown" for c in certified.tolist()]
+    points: list[Tensor | None] = [None] * region.tasks
+    open_tasks = (~certified).nonzero()[:, 0].tolist()
+    if clean_margin < 0 or (falsify and open_tasks):
+        settings = falsify if isinstance(falsify, AttackSettings) else replace(QUICK_ATTACK, seed=seed)
+        end = control.deadline
+        if end is not None and budget is not None:
+            end = max(end, time.perf_counter() + min(GRACE, GRACE_SHARE * budget))
+        found = attack(model.program64, region.select(open_tasks), label, settings, deadline=end)
+        for place, task in enumerate(open_tasks):
+            if found.success[place]:
+                verdicts[task], points[task] = "falsified", found.points[place]
+    return Verification(label, tuple(verdicts), margins, clean_margin, tuple(points), seconds)
+
+
+def proven(margins: Float[Tensor, "tasks others"]) -> Tensor:
+    """Which tasks their margins prove; NaN, infinity and no margin at all prove nothing."""
+    return ((margins > 0) & margins.isfinite()).all(-1) & (margins.shape[-1] > 0)
+
+
+def checked_budget(budget: float) -> float:
+    """A number of seconds."""
+    if not 0 < budget < math.inf:
+        raise BuffetError(f"budget {budget} must be a number of seconds > 0")
+    return budget
+
+
+def best_margins(
+    model: Classifier,
+    region: Region,
+    method: Method,
+    label: int,
+    engine: Engine,
+    control: Control,
+    trace: Trace | None = None,
+) -> Float[Tensor, "tasks others"]:
+    """The margins of a method, for every task those of its best rival if they are larger.
+
+    Quick rivals come first, so that there is an answer when time runs out; rivals that learn are asked only
+    about tasks that are not proven yet.
+    """
+    own = method.scene(model.program64, region.center, label)
+    engine.check(own, method, region)
+    # No rival makes a wrong answer right.
+    rivals = method.challengers(model.program64) if bool((own.clean[-1] > 0).all()) else ()
+    quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
+    best: Tensor | None = None
+    for candidate in (*quick, method, *slow):
+        if best is not None and control.expired:
+            break
+        tasks = torch.arange(region.tasks)
+        if best is not None and candidate is not method and candidate.optimise != "none":
+            tasks = (~proven(best)).nonzero()[:, 0]
+        if not len(tasks):
+            continue
+        scene = own if candidate is method else candidate.scene(model.program64, region.center, label)
+        if candidate is not method and not engine.holds(scene, candidate, region):
+            continue
+        tell = trace if candidate is method else None
+        found = bound_margins(model, region.select(tasks), candidate, label, engine, scene, control, tell)
+        if best is None:
+            best = found
+        else:
+            ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (best[tasks], found))
+            best[tasks] = torch.where((theirs > ours)[:, None], found, best[tasks])
+        if candidate is method and method.cells > 1:
+            for task in (~proven(best)).nonzero()[:, 0].tolist():
+                ball = region.select([task])
+                assert isinstance(ball, LpBall)
+                if tree := tree_of_proofs(model, ball, method, label, engine, control):
+                    best[task] = tree.margins
+    assert best is not None
+    return best
+
+
+def tree_of_proofs(
+    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+) -> Tree | None:
+    """Cells of the ball of one task, all of them proven, if they are found.
+
+    What is cut at a larger ε is cut more finely where it matters: it may prove what the first cells do not.
+    """
+    assert ball.eps is not None
+    eps = float(ball.eps[0])
+    for size in (eps, FURTHER * eps):
+        if control.expired:
+            return None
+        tree = tree_of_cells(model, ball.with_eps(size), method, label, engine, control)
+        tree.grow(size, lambda: not control.expired)
+        if tree.limit(eps) > 0:
+            return tree
+    return None
+
+
+def tree_of_cells(
+    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+) -> Tree:
+    """Cells of the ball of one task that a method is asked about.
+
+    What it learns for the ball serves them all: to learn for each would gain nothing more. So it learns a
+    little longer, if there is memory.
+    """
+    scene = method.scene(model.program64, ball.center, label)
+    memory = control.memory or Memory()
+    if method.optimise != "none":
+        patient = replace(method, steps=PATIENCE * method.steps)
+        learner = patient if engine.holds(scene, patient, ball) else method
+        bound_margins(model, ball, learner, label, engine, scene, replace(control, memory=memory))
+
+    def ask(cell: Cell) -> Tensor:
+        own = replace(control, memory=memory.copy())  # no cell depends on which came first
+        return bound_margins(model, cell, method, label, engine, scene, own)[0]
+
+    return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
+
+
+def bound_margins(
+    model: Classifier,
+    region: Region,
+    method: Method,
+    label: int,
+    engine: Engine,
+    scene: Scene | None = None,
+    control: Control | None = None,
+    trace: Trace | None = None,
+) -> Float[Tensor, "tasks others"]:
+    """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
+
+    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `control` with
+    a memory lets an optimiser start from what it learned for the same words before.
+    """
+    keep_freed_memory()
+    scene = scene or method.scene(model.program64, region.center, label)
+    engine.check(scene, method, region)
+    step = batch_size(scene, method, region, engine)
+
+    def bound(part: Tensor) -> tuple[Tensor, Lessons]:
+        told = control or Control()
+        if trace:
+            told = replace(told, trace=lambda step, margins: trace(part.tolist(), step, margins))
+        some = region.select(part)
+        found = method.bound(scene, some, dtype=engine.dtype, chunk_bytes=engine.rows, control=told)
+        return found, told.memory.lessons(some) if told.memory else {}
+
+    groups = torch.arange(region.tasks).split(step)
+    # A trace has to be told from here.
+    together = engine.parallel(method) and trace is None
+    parts = side_by_side(bound, groups) if together else [bound(part) for part in groups]
+    if control and control.memory:
+        for _, lessons in parts:
+            control.memory.add(lessons)
+    margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
+    lost = margins.isnan().any(-1)
+    expired = control is not None and control.expired
+    if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:
+        # Bounds too wide for single precision; most are hopeless, but some are not.
+        wide = replace(engine, dtype=torch.float64)
+        if wide.holds(scene, method, region):
+            margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)
+    return margins
+
+
+def batch_size(scene: Scene, method: Method, region: Region, engine: Engine) -> int:
+    """How many tasks of a region are bounded together, within the engine's memory."""
+    if method.optimise == "tuned" or region.tasks == 1:
+        return 1  # every task learns as much as it needs
+    memory = BATCH if engine.memory is None else min(engine.memory, BATCH)
+    step = max(1, engine.need(scene, method, region).tasks(memory))
+    if method.describe().keeps == "none":
+        # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
+        size, tokens = torch.finfo(engine.dtype).bits // 8, region.center.shape[0]
+        widest = max(v.shape[-1] for v in scene.clean)
+        step = min(step, max(1, engine.rows // (64 * size * tokens**2 * widest)))
+    return step
+
+
+def _plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:
+    """The bounds, NaN where one exceeds the clean margin though the region contains the unmoved rows.
+
+    That cannot happen; if rounding should ever make it happen, it must not become a proof.
+    """
+    still = torch.zeros(*region.moved.shape, region.width, dtype=torch.float64, device=margins.device)
+    absurd = margins > clean + 1e-9 * (1 + clean.abs())
+    return margins.masked_fill(absurd & region.contains(still)[:, None], torch.nan)
+
+
+def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
+    """The class to defend and its margin at the unmoved rows, checked against the model."""
+    x = region.center.double()
+    width = model.program64.input_width
+    if width != x.shape[1]:
+        raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
+    logits = model.program64.evaluate(x)
+    classes = logits.shape[-1]
+    if classes < 2:
+        raise BuffetError(
+            "the model has one class: no move changes its answer, and there is nothing to prove"
+        )
+    if label is not None and (isinstance(label, bool) or label not in range(classes)):  # whatever it is
+        raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
+    label = int(logits.argmax() if label is None else label)
+    others = torch.cat([logits[:label], logits[label + 1 :]])
+    return label, float(logits[label] - others.max())
+
+
+def without_padding(region: Region, mask: Bool[Tensor, "tokens"]) -> Region:
+    """The region of the sentence without padding; the first row, which classifiers read, must stay."""
+    if not bool(mask[0]):
+        raise BuffetError("the mask hides row 0, which the classifier reads")
+    return region.without_padding(mask)
+
+
+def sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
+    if eps is None:
+        return region
+    if not isinstance(region, LpBall):
+        raise BuffetError(f"a {type(region).__name__} has no size: leave eps out")
+    return region.with_eps(eps)
