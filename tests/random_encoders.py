@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from buffet.engine import Engine, bound_margins
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
 from buffet.propagation.walk import PROPAGATIONS, bound_nodes
 from buffet.regions import LpBall
 from buffet.relaxations.parameters import Relaxer
-from buffet.verification.verify import Engine, bound_margins
 
 DOUBLE = Engine(dtype=torch.float64)
 

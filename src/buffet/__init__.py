@@ -15,12 +15,14 @@ from buffet.system import openmp as openmp  # before PyTorch
 
 # isort: split
 from buffet.certificates.certificate import Certificate, certify_to
+from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.loading import Model, load
 from buffet.methods import METHODS, Method
 from buffet.regions import Box, CandidateSet, LpBall, Region
-from buffet.search.radius import Radius, TaskRadius, radius
-from buffet.verification.verify import Engine, Verification, verify
+from buffet.results import Radius, TaskRadius, Verification
+from buffet.search.radius import radius
+from buffet.verification.verify import verify
 
 __all__ = [
     "METHODS",

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
+from buffet.engine import Engine, bound_margins
 from buffet.loading.config import ModelConfig
 from buffet.loading.network import build_program
 from buffet.methods import METHODS
 from buffet.network import Program
 from buffet.regions import LpBall
-from buffet.verification.verify import Engine, bound_margins
 from oracle import oracle_margin
 from tiny_encoders import logits, random_weights
 

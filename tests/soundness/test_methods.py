@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from buffet.cli import main
+from buffet.engine import Engine, bound_margins
 from buffet.errors import BuffetError
 from buffet.lab.soundness import Progress, campaign, case_of, check_bounds, known_methods, points_of
 from buffet.lab.soundness.campaign import engine_of
@@ -20,7 +21,6 @@ from buffet.lab.soundness.planted import planted_case
 from buffet.methods import METHODS
 from buffet.regions import CandidateSet, LpBall
 from buffet.relaxations.parameters import Relaxer
-from buffet.verification.verify import Engine, bound_margins
 
 PLAIN = [name for name, method in METHODS.items() if method.optimise == "none"]
 COMMON = (*relaxations.MUTANTS, *engine.MUTANTS)

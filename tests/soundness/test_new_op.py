@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from buffet.engine import Engine, bound_margins
 from buffet.methods import METHODS
 from buffet.network import Add, Apply, Builder, First, Linear, Op, Program, ops
 from buffet.network.functions import FUNCTIONS, Function
 from buffet.network.ops import matrix_product
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.verification.verify import Engine, bound_margins
 
 WIDTH, TOKENS = 4, 3
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from buffet.engine import Engine, bound_margins
 from buffet.lab.random_models import RandomModel, model_of, random_tensors
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, Method
@@ -18,7 +19,7 @@ from buffet.propagation.rounding import typical
 from buffet.propagation.walk import bound_nodes
 from buffet.regions import Box, LpBall
 from buffet.relaxations.parameters import Relaxer
-from buffet.verification.verify import Engine, bound_margins, clean_answer, verify
+from buffet.verification.verify import clean_answer, verify
 
 LAYER = "bert.encoder.layer.0."
 CONFIG = ModelConfig(

@@ -18,8 +18,8 @@ import buffet
 import buffet_checker
 from buffet.certificates.certificate import certify
 from buffet.cli import main
+from buffet.engine import proven
 from buffet.network import Affine, Node, Program
-from buffet.verification.verify import proven
 from buffet_checker import storage
 from buffet_checker.__main__ import main as check_alone
 from buffet_checker.network import Checkpoint, read_checkpoint

@@ -17,11 +17,12 @@ import buffet
 from buffet.attack import attack, attacked_radius
 from buffet.cli import main
 from buffet.cli.request import LEAST_BUDGET, Request, _until
+from buffet.engine import Engine
 from buffet.experiments import SweepConfig, read_rows, sweep
 from buffet.loading.checkpoint import write_checkpoint
 from buffet.loading.tokenizer import word_level
 from buffet.regions import LpBall
-from buffet.verification.verify import Engine, verify
+from buffet.verification.verify import verify
 from checkpoints import config_of
 
 TEXT = " ".join(f"w{i}" for i in range(22))
@@ -142,7 +143,8 @@ GROWTH = """
 import sys
 import torch
 import buffet
-from buffet.verification.verify import Engine, verify
+from buffet.engine import Engine
+from buffet.verification.verify import verify
 
 directory, text, method, words, memory = sys.argv[1:]
 torch.set_num_threads(1)

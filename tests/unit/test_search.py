@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import buffet
+from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading import ModelConfig
@@ -18,7 +19,7 @@ from buffet.regions import Box, LpBall
 from buffet.search import schedule as driver
 from buffet.search.radius import radius
 from buffet.search.root_finding import STRATEGIES
-from buffet.verification.verify import Engine, verify
+from buffet.verification.verify import verify
 from random_encoders import encoder
 
 TOLERANCE = 1e-3

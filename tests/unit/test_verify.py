@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from buffet import verify as public_verify
+from buffet.engine import Engine, bound_margins, proven
 from buffet.errors import BuffetError
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.network import Builder, Mean
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.verification.verify import Engine, Verification, bound_margins, clean_answer, proven, verify
+from buffet.results import Verification
+from buffet.verification.verify import clean_answer, verify
 
 WIDTH = 8
 NAN, INF = math.nan, math.inf

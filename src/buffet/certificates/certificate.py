@@ -20,6 +20,7 @@ from torch import Tensor
 
 from buffet.certificates.naming import sentence_of, spelling, substitutes
 from buffet.certificates.proof import ROOMS, Proof, Tensors, prove
+from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.loading import Model
 from buffet.methods import Method, method_named
@@ -31,7 +32,7 @@ from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
 from buffet.relaxations.parameters import Shares
 from buffet.search.branching import check_cuttable
 from buffet.system.files import write_atomically
-from buffet.verification.verify import QUICK_RIVALS, Engine, clean_answer, sized, tree_of_proofs
+from buffet.verification.verify import QUICK_RIVALS, clean_answer, sized, tree_of_proofs
 from buffet_checker import BadInputError
 from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge

@@ -20,6 +20,7 @@ from buffet.cli.options import (
     parse_label,
     parse_words,
 )
+from buffet.engine import Engine, bound_margins
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
@@ -39,7 +40,7 @@ from buffet.report.margin_trace import MarginTrace
 from buffet.search.radius import radius
 from buffet.system.files import write_atomically
 from buffet.system.parallel import cores
-from buffet.verification.verify import Engine, bound_margins, clean_answer, verify
+from buffet.verification.verify import clean_answer, verify
 
 Progress = Callable[[float], None]
 LEAST_BUDGET = 1e-3

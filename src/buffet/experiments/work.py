@@ -10,13 +10,14 @@ from functools import lru_cache
 import torch
 
 from buffet.attack import AttackSettings, attacked_radius
+from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.experiments.plan import ModelSource, Question, Setting, Unit, model_digest
 from buffet.loading import Model, load
 from buffet.regions import LpBall
 from buffet.search.radius import radius
 from buffet.system.devices import device_named
-from buffet.verification.verify import Engine, verify
+from buffet.verification.verify import verify
 
 
 @dataclass(frozen=True)

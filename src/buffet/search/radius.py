@@ -8,26 +8,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
+from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.regions import LpBall, Region
+from buffet.results import Radius, TaskRadius
 from buffet.search.branching import check_cuttable
 from buffet.search.root_finding import STRATEGIES, Shape, Strategy, hopeless
 from buffet.search.schedule import TOLERANCE, Begin, Driver, Prover, Query
-from buffet.verification.verify import (
-    Classifier,
-    Engine,
-    checked_budget,
-    clean_answer,
-    without_padding,
-)
+from buffet.verification.verify import checked_budget, clean_answer, without_padding
 
 LEARNED_TOLERANCE, CHEAP_TOLERANCE = 2e-2, 5e-3
 """Of a search, relative, where the method learns its boxes, which moves its margins by about as much; and on
@@ -47,39 +42,6 @@ BEYOND_PLAIN = 1.06
 radius, not more than half of it."""
 ROUGH, PLAIN = 0.05, 0.01
 """The tolerance of searches that only lead to others: by a quick method, and by the same without learning."""
-
-
-@dataclass(frozen=True)
-class TaskRadius:
-    """The bracket around the true radius of one task."""
-
-    words: tuple[int, ...]
-    certified: float  # proven: no smaller move changes the answer
-    attacked: float  # a move of this size was seen to change it (inf: none found)
-    margin: float  # lower bound of the margin at `certified`; if that is 0, the clean margin or 0
-    evaluations: int  # engine evaluations of this task
-
-
-@dataclass(frozen=True)
-class Radius:
-    """The radii of all tasks; `certified` and `attacked` bracket the smallest true one."""
-
-    label: int
-    clean_margin: float  # negative: the model does not give this label even to the unmoved rows
-    tasks: tuple[TaskRadius, ...]
-    evaluations: int  # calls of the engine, each for all unfinished tasks that share their work
-    seconds: float  # spent on proofs
-    attack_seconds: float
-
-    @property
-    def certified(self) -> float:
-        """An ε proven for every task."""
-        return min(t.certified for t in self.tasks)
-
-    @property
-    def attacked(self) -> float:
-        """The smallest ε at which some task was attacked successfully."""
-        return min(t.attacked for t in self.tasks)
 
 
 def radius(

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from buffet.engine import Classifier, Engine, batch_size, bound_margins, proven
 from buffet.methods import Method
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Lessons, Memory
 from buffet.regions import LpBall
 from buffet.search.root_finding import SMALLEST_RADIUS, Bracket, Shape, Strategy, straight
 from buffet.system.parallel import side_by_side
-from buffet.verification.verify import Classifier, Engine, batch_size, bound_margins, proven, tree_of_cells
+from buffet.verification.verify import tree_of_cells
 
 TOLERANCE = 1e-3
 """Of a search, relative, unless something else is asked for."""

@@ -8,32 +8,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
+from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
 from buffet.errors import BuffetError
-from buffet.footprint import Need, chunk_within, need, readable
 from buffet.methods import Method, method_named
-from buffet.network import Program
 from buffet.optimisation.context import Control
-from buffet.optimisation.warm_starts import Lessons, Memory
-from buffet.propagation.clean_run import Scene
+from buffet.optimisation.warm_starts import Memory
 from buffet.regions import Cell, LpBall, Region
+from buffet.results import Verdict, Verification
 from buffet.search.branching import Tree, check_cuttable
-from buffet.system.allocator import keep_freed_memory
-from buffet.system.parallel import side_by_side
 
-Verdict = Literal["certified", "falsified", "unknown"]
-Trace = Callable[[list[int], int, Tensor], None]
-"""Is told tasks, the step of the optimiser, and their smallest margins before it."""
-BATCH = 2 << 30
-"""Bytes that several tasks together may take: more at once is no faster."""
 QUICK_RIVALS = 2
 """How many of a method's rivals are asked before it."""
 GRACE, GRACE_SHARE = 0.5, 0.25
@@ -43,84 +34,6 @@ PATIENCE, FURTHER = 3, 1.1
 those of one so much larger are tried."""
 QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
 """What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
-
-
-@runtime_checkable
-class Classifier(Protocol):
-    """What verification needs of a model: its program in float32 and in float64."""
-
-    @property
-    def program(self) -> Program: ...
-
-    @property
-    def program64(self) -> Program: ...
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How the machine is used; nothing here changes what is proven."""
-
-    dtype: torch.dtype = torch.float32  # of the linear forms
-    memory: int | None = None  # bytes the bounds may take; None: what one task takes, if need be
-    chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
-    widen: bool = True  # where single precision is too narrow, try again in double precision
-
-    def need(self, scene: Scene, method: Method, region: Region) -> Need:
-        """About how much memory a method takes."""
-        size = torch.finfo(self.dtype).bits // 8
-        return need(scene, method, region.moved.shape[1], size=size, chunk=self.rows)
-
-    @property
-    def rows(self) -> int:
-        """Bytes of the rows of one backward pass."""
-        return self.chunk if self.memory is None else chunk_within(self.memory, self.chunk)
-
-    def parallel(self, method: Method) -> bool:
-        """Whether tasks of a method may be worked on at the same time: not where each fills the memory with
-        forms, nor where someone counts the bytes."""
-        return method.describe().keeps == "none" and self.memory is None
-
-    def holds(self, scene: Scene, method: Method, region: Region) -> bool:
-        """Whether one task of a method stays within the memory."""
-        return self.memory is None or self.need(scene, method, region).one <= self.memory
-
-    def check(self, scene: Scene, method: Method, region: Region) -> None:
-        """Refuse a method of which not even one task stays within the memory."""
-        if self.memory is None or self.holds(scene, method, region):
-            return
-        fewer = " move fewer words at once," if region.moved.shape[1] > 1 else " take a shorter text,"
-        other = "" if method.describe().keeps == "none" else " or use --method backward, which keeps no forms"
-        raise BuffetError(
-            f"one task takes about {readable(self.need(scene, method, region).one)} by this method, and"
-            f" {readable(self.memory)} are allowed: give a larger --memory,{fewer}{other}".rstrip(",")
-        )
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The answer to a query with one or more tasks.
-
-    `margins` are lower bounds of ``logit[label] − logit[other]``, valid everywhere in the region.
-    """
-
-    label: int
-    verdicts: tuple[Verdict, ...]
-    margins: Float[Tensor, "tasks others"]
-    clean_margin: float  # at the unmoved rows; negative: the label is not what the model answers
-    counterexamples: tuple[Tensor | None, ...]  # rows of a flipped input, per falsified task
-    seconds: float  # spent on bounds
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict of all tasks together: certified only if every one is."""
-        if all(v == "certified" for v in self.verdicts):
-            return "certified"
-        return "falsified" if "falsified" in self.verdicts else "unknown"
-
-    @property
-    def margin(self) -> float:
-        """The smallest lower bound over tasks and other classes; NaN if there is none."""
-        return float(self.margins.min())
 
 
 def verify(
@@ -207,11 +120,6 @@ def verify(
             if found.success[place]:
                 verdicts[task], points[task] = "falsified", found.points[place]
     return Verification(label, tuple(verdicts), margins, clean_margin, tuple(points), seconds)
-
-
-def proven(margins: Float[Tensor, "tasks others"]) -> Tensor:
-    """Which tasks their margins prove; NaN, infinity and no margin at all prove nothing."""
-    return ((margins > 0) & margins.isfinite()).all(-1) & (margins.shape[-1] > 0)
 
 
 def checked_budget(budget: float) -> float:
@@ -308,76 +216,6 @@ def tree_of_cells(
         return bound_margins(model, cell, method, label, engine, scene, own)[0]
 
     return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
-
-
-def bound_margins(
-    model: Classifier,
-    region: Region,
-    method: Method,
-    label: int,
-    engine: Engine,
-    scene: Scene | None = None,
-    control: Control | None = None,
-    trace: Trace | None = None,
-) -> Float[Tensor, "tasks others"]:
-    """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
-
-    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `control` with
-    a memory lets an optimiser start from what it learned for the same words before.
-    """
-    keep_freed_memory()
-    scene = scene or method.scene(model.program64, region.center, label)
-    engine.check(scene, method, region)
-    step = batch_size(scene, method, region, engine)
-
-    def bound(part: Tensor) -> tuple[Tensor, Lessons]:
-        told = control or Control()
-        if trace:
-            told = replace(told, trace=lambda step, margins: trace(part.tolist(), step, margins))
-        some = region.select(part)
-        found = method.bound(scene, some, dtype=engine.dtype, chunk_bytes=engine.rows, control=told)
-        return found, told.memory.lessons(some) if told.memory else {}
-
-    groups = torch.arange(region.tasks).split(step)
-    # A trace has to be told from here.
-    together = engine.parallel(method) and trace is None
-    parts = side_by_side(bound, groups) if together else [bound(part) for part in groups]
-    if control and control.memory:
-        for _, lessons in parts:
-            control.memory.add(lessons)
-    margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
-    lost = margins.isnan().any(-1)
-    expired = control is not None and control.expired
-    if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:
-        # Bounds too wide for single precision; most are hopeless, but some are not.
-        wide = replace(engine, dtype=torch.float64)
-        if wide.holds(scene, method, region):
-            margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)
-    return margins
-
-
-def batch_size(scene: Scene, method: Method, region: Region, engine: Engine) -> int:
-    """How many tasks of a region are bounded together, within the engine's memory."""
-    if method.optimise == "tuned" or region.tasks == 1:
-        return 1  # every task learns as much as it needs
-    memory = BATCH if engine.memory is None else min(engine.memory, BATCH)
-    step = max(1, engine.need(scene, method, region).tasks(memory))
-    if method.describe().keeps == "none":
-        # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
-        size, tokens = torch.finfo(engine.dtype).bits // 8, region.center.shape[0]
-        widest = max(v.shape[-1] for v in scene.clean)
-        step = min(step, max(1, engine.rows // (64 * size * tokens**2 * widest)))
-    return step
-
-
-def _plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:
-    """The bounds, NaN where one exceeds the clean margin though the region contains the unmoved rows.
-
-    That cannot happen; if rounding should ever make it happen, it must not become a proof.
-    """
-    still = torch.zeros(*region.moved.shape, region.width, dtype=torch.float64, device=margins.device)
-    absurd = margins > clean + 1e-9 * (1 + clean.abs())
-    return margins.masked_fill(absurd & region.contains(still)[:, None], torch.nan)
 
 
 def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:

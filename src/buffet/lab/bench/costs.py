@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from buffet.engine import Engine
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import Unit, bench_config, clocked
 from buffet.loading.network import build_program
@@ -40,7 +41,6 @@ from buffet.propagation.key_split import pays, splits
 from buffet.propagation.walk import kept_forms, needed_boxes
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.devices import device_named
-from buffet.verification.verify import Engine
 
 Number = int | float
 NUMBER = 4  # bytes: forms are float32

@@ -22,13 +22,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from buffet.engine import Engine, bound_margins
 from buffet.lab.bench.cases import BenchCase, case_from
 from buffet.lab.bench.counting import Count, count
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.regions import LpBall
 from buffet.system.devices import device_named, synchronise
-from buffet.verification.verify import Engine, bound_margins
 
 M_FLOPS = 2 * 1024**3
 REPETITIONS = 5

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
+from buffet.engine import Classifier
 from buffet.errors import BuffetError
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
@@ -44,7 +45,7 @@ from buffet.network import (
 from buffet.regions import LpBall, Region
 from buffet.search.root_finding import Strategy, hopeless, secant
 from buffet.system.allocator import keep_freed_memory
-from buffet.verification.verify import Classifier, clean_answer
+from buffet.verification.verify import clean_answer
 
 SYMBOLS = 6000
 """Noise symbols kept at the input of a block, beside one for every entry; DeepT keeps 14000, on a GPU.

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.lab.soundness.cases import Case, random_case
 from buffet.lab.soundness.claims import Finding, Violation, check_inside, check_margins, check_verdicts
 from buffet.lab.soundness.planted import planted_case
 from buffet.lab.soundness.points import Points, points_of
 from buffet.methods import METHODS, Method, method_named
-from buffet.verification.verify import Engine
 
 LEARNING_STEPS = 4
 """Any share is sound, so a few steps of an optimiser say as much as a hundred."""

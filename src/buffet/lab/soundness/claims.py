@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from buffet.bounds.forms import Form, Rows
+from buffet.engine import Engine, bound_margins
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.points import Points, deviations
 from buffet.methods import Method
@@ -24,7 +25,7 @@ from buffet.propagation.walk import bound_nodes
 from buffet.relaxations.linear import Piece
 from buffet.relaxations.parameters import Relaxer, Shares
 from buffet.search.radius import radius
-from buffet.verification.verify import Engine, bound_margins, verify
+from buffet.verification.verify import verify
 
 TOLERANCE = 1e-9
 """How far, relative to the numbers it is computed from, a value in float64 may itself be off."""

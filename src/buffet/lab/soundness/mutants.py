@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from buffet.engine import Engine
 from buffet.lab.soundness.campaign import case_of, check_bounds, engine_of, known_methods
 from buffet.lab.soundness.claims import Finding, Violation, check_verdicts
 from buffet.lab.soundness.claims import _compare as held_against
@@ -26,7 +27,7 @@ from buffet.lab.soundness.points import Points, points_of
 from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method, method_named
 from buffet.regions import Cell
-from buffet.verification.verify import Engine, verify
+from buffet.verification.verify import verify
 
 SEEDS = (203, 311, 32, 116, 185, 231, 28, 282, 43, 398, 359)
 """The cases a mutant has to survive, all small: planted networks of every kind, two words, a box, candidates,
