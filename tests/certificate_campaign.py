@@ -29,7 +29,7 @@ import buffet
 from buffet.certificates.certificate import certify
 from buffet.lab.random_models import _tensor
 from buffet.loading.tokenizer import word_level
-from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.starts import initial_parameters
 from buffet.propagation.walk import bound_nodes
 from buffet_checker import BadInputError
 from buffet_checker.check import judge
@@ -121,8 +121,8 @@ def alpha_bytes(task: Task) -> int:
     """The size of α in float32, as o-BuFFeT has them: one per term and side of every product."""
     plain = buffet.METHODS["baseline"]
     scene = plain.scene(task.model.program64, task.region.center, 0)
-    bounds = bound_nodes(scene, task.region, buffet.relaxations.parameters.Relaxer(), plain.describe())
-    shares = initial_shares(bounds, "zero", products_only=True)
+    bounds = bound_nodes(scene, task.region, buffet.relaxations.table.Relaxer(), plain.describe())
+    shares = initial_parameters(bounds, "zero", only_alphas=True)
     return sum(4 * v.numel() for s in shares.values() for v in s.values())
 
 

@@ -8,9 +8,10 @@ from buffet.engine import Engine, bound_margins
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, method_named
-from buffet.propagation.walk import PROPAGATIONS, bound_nodes
+from buffet.propagation.plan import PROPAGATIONS
+from buffet.propagation.walk import bound_nodes
 from buffet.regions import LpBall
-from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.table import Relaxer
 
 DOUBLE = Engine(dtype=torch.float64)
 

@@ -60,7 +60,7 @@ class Engine:
     def parallel(self, method: Method) -> bool:
         """Whether tasks of a method may be worked on at the same time: not where each fills the memory with
         forms, nor where someone counts the bytes."""
-        return method.describe().keeps == "none" and self.memory is None
+        return method.describe().fully_backward and self.memory is None
 
     def holds(self, scene: Scene, method: Method, region: Region) -> bool:
         """Whether one task of a method stays within the memory."""
@@ -71,7 +71,7 @@ class Engine:
         if self.memory is None or self.holds(scene, method, region):
             return
         fewer = " move fewer words at once," if region.moved.shape[1] > 1 else " take a shorter text,"
-        other = "" if method.describe().keeps == "none" else " or use --method backward, which keeps no forms"
+        other = "" if method.describe().fully_backward else " or use --method backward, which keeps no forms"
         raise BuffetError(
             f"one task takes about {readable(self.need(scene, method, region).one)} by this method, and"
             f" {readable(self.memory)} are allowed: give a larger --memory,{fewer}{other}".rstrip(",")
@@ -126,11 +126,11 @@ def bound_margins(
 
 def batch_size(scene: Scene, method: Method, region: Region, engine: Engine) -> int:
     """How many tasks of a region are bounded together, within the engine's memory."""
-    if method.optimise == "tuned" or region.tasks == 1:
+    if method.optimiser.learns_boxes or region.tasks == 1:
         return 1  # every task learns as much as it needs
     memory = BATCH if engine.memory is None else min(engine.memory, BATCH)
     step = max(1, engine.need(scene, method, region).tasks(memory))
-    if method.describe().keeps == "none":
+    if method.describe().fully_backward:
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
         size, tokens = torch.finfo(engine.dtype).bits // 8, region.center.shape[0]
         widest = max(v.shape[-1] for v in scene.clean)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from buffet.methods import Method
 from buffet.network import Bilinear
 from buffet.optimisation.boxes import Tuning
-from buffet.propagation.clean_run import Scene, first_row, local_nodes, row_entries, together, widest_rows
-from buffet.propagation.walk import kept_forms, needed_boxes
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.plan import Plan, first_row, plan_of, row_entries, widest_rows
 
 PASSING = 12
 """Versions of a chunk, or of a row that is larger than a chunk, that a backward pass holds."""
@@ -61,7 +61,8 @@ def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> 
     at once.
     """
     propagation, program = method.describe(), scene.program
-    kept, local = kept_forms(program, propagation), local_nodes(program)
+    plan = plan_of(program, propagation)
+    kept, local = plan.kept, plan.local
     columns = moved * program.input_width + 1
 
     def forms(nodes: Iterable[int]) -> int:
@@ -70,19 +71,19 @@ def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> 
 
     each = forms(kept) + PUSHED * max((forms([i]) for i in kept - local), default=0)
     each += 8 * sum(math.prod(value.shape) for value in scene.clean) * PLANES
-    if propagation.keeps == "boxes":
+    if not propagation.linear:
         return Need(0, each)
     each += 8 * PLANES * _terms(scene)
     # With a window, rows pass some of the nodes that keep forms.
-    stops = local if propagation.keeps == "none" else kept | local
-    if method.optimise in ("final", "tuned"):
+    stops = local if propagation.fully_backward else kept | local
+    if method.optimiser.learns and not method.optimiser.end_to_end:
         each += LEARNED * size * _terms(scene)
-    if method.optimise == "all":
+    if method.optimiser.end_to_end:
         each += (GRAPH - 1) * forms(kept) + LEARNED * size * _terms(scene)
-        each += SAVED * 2 * size * _rows(scene, kept, stops)
-    passing = PASSING if propagation.keeps == "none" else PASSING_TOKEN
-    roots = needed_boxes(program) | kept
-    if method.optimise == "tuned":
+        each += SAVED * 2 * size * _rows(scene, plan, stops)
+    passing = PASSING if propagation.fully_backward else PASSING_TOKEN
+    roots = plan.needed | kept
+    if method.optimiser.learns_boxes:
         sampled = (_sampled(scene, Tuning(method.steps), first_row(program, i), stops) for i in roots)
         each += TUNED * 2 * size * max(sampled, default=0)
     widest = max((widest_rows(scene, first_row(program, i), stops) for i in roots), default=0)
@@ -115,12 +116,10 @@ def _sampled(scene: Scene, tuning: Tuning, root: int, stops: frozenset[int]) -> 
     return tuning.sample(scene, root) * sum(row_entries(scene, root, stops))
 
 
-def _rows(scene: Scene, kept: frozenset[int], stops: frozenset[int]) -> int:
+def _rows(scene: Scene, plan: Plan, stops: frozenset[int]) -> int:
     """The coefficients of all rows that are substituted, at all nodes they pass."""
-    program = scene.program
-    groups = set(together(program, needed_boxes(program) | kept).values())
     return sum(
-        sum(scene.clean[n].shape[-1] for n in group)
-        * sum(row_entries(scene, first_row(program, group[0]), stops))
-        for group in groups
+        sum(scene.clean[n].shape[-1] for n in derivation.nodes)
+        * sum(row_entries(scene, first_row(scene.program, derivation.nodes[0]), stops))
+        for derivation in plan.derivations.values()
     )

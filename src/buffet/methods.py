@@ -5,10 +5,8 @@ Every method returns lower bounds of the margins and nothing else; `verify` alon
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
 
 import torch
 from jaxtyping import Float
@@ -16,20 +14,17 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Program
-from buffet.optimisation.boxes import Tuning
 from buffet.optimisation.context import Control
-from buffet.optimisation.dual import Lagrangian
-from buffet.optimisation.flat import Gradient, Sheet
-from buffet.optimisation.margin import follow, learn, started
+from buffet.optimisation.end_to_end import EndToEnd
+from buffet.optimisation.optimiser import Optimiser, Problem
 from buffet.optimisation.starts import STARTS
-from buffet.optimisation.steps import MODES, PLANS, RULED, Learning
-from buffet.optimisation.warm_starts import Memory
+from buffet.optimisation.steps import Learning
+from buffet.optimisation.table import OPTIMISERS, RULE_KEPT
 from buffet.propagation.clean_run import Scene
-from buffet.propagation.substitution import Bounds, OutOfTime
-from buffet.propagation.walk import PROPAGATIONS, Propagation, bound_nodes, margins
+from buffet.propagation.plan import PROPAGATIONS, Propagation
 from buffet.regions import LpBall, Region
-from buffet.relaxations.parameters import PRODUCTS, Relaxer, Shares
-from buffet.relaxations.softmax import SOFTMAXES, decompose, with_differences
+from buffet.relaxations.softmax import SOFTMAXES
+from buffet.relaxations.table import PRODUCTS, RULE
 
 LARGEST_RATE = 1e6
 """Of Adam: what is learned lies between 0 and 1."""
@@ -42,7 +37,7 @@ class Method:
     propagation: str = "baf"  # PROPAGATIONS
     product: str = "zero"  # PRODUCTS
     softmax: str = "decomposed"  # SOFTMAXES
-    optimise: str = "none"  # MODES: "final" the margin's own relaxation, boxes fixed; "all" end to end
+    optimise: str = "none"  # OPTIMISERS
     window: int | None = None  # with `backward`: attention layers to substitute through
     cells: int = 1  # parts that a ball may be cut into, each proven on its own (`branching`)
     steps: int = 100  # of the optimiser
@@ -56,7 +51,7 @@ class Method:
             "propagation": PROPAGATIONS,
             "product": PRODUCTS,
             "softmax": SOFTMAXES,
-            "optimise": MODES,
+            "optimise": OPTIMISERS,
             "start": STARTS,
         }
         for name, table in tables.items():
@@ -77,27 +72,39 @@ class Method:
             raise BuffetError(f"rate {self.rate} must be a number > 0, and at most {LARGEST_RATE:g}")
 
     @property
+    def optimiser(self) -> Optimiser:
+        """How parameters are learned; α that the rule chooses are kept from one ε to the next."""
+        return RULE_KEPT if self.ruled else OPTIMISERS[self.optimise]
+
+    @property
     def ruled(self) -> bool:
         """Whether α are what the rule chooses, and nothing is learned instead."""
-        return self.optimise == "none" and PRODUCTS[self.product] is None
+        return not OPTIMISERS[self.optimise].learns and PRODUCTS[self.product] is RULE
 
     @property
     def learns(self) -> bool:
         """Whether an optimiser takes steps: over boxes alone there is nothing to learn."""
-        return self.optimise != "none" and self.steps > 0 and self.describe().keeps != "boxes"
+        return self.optimiser.learns and self.steps > 0 and self.describe().linear
 
     def describe(self) -> Propagation:
         """The propagation with its window."""
         return replace(PROPAGATIONS[self.propagation], window=self.window)
 
+    @property
+    def graph(self) -> str:
+        """How the graph has softmax: a name in SOFTMAXES. Interval arithmetic takes it as it is."""
+        return self.softmax if self.describe().linear else "lse"
+
     def scene(self, program: Program, x: Float[Tensor, "tokens width"], label: int) -> Scene:
         """The program (float64) as this method sees it near the rows `x`; reusable for any region there."""
-        ending = program.margins(label)
-        if self.softmax == "decomposed" and self.describe().keeps != "boxes":
-            return Scene(*decompose(ending, x.double()))
-        if self.softmax == "differences":
-            return Scene(*with_differences(ending, x.double()))
-        return Scene(ending, ending.values(x.double()))
+        return Scene(*SOFTMAXES[self.graph](program.margins(label), x.double()))
+
+    def problem(
+        self, scene: Scene, region: Region, *, dtype: torch.dtype = torch.float32, chunk_bytes: int = 8 << 20
+    ) -> Problem:
+        """The margins of a region as the optimiser sees them."""
+        learning = Learning(self.steps, self.rate, self.start)
+        return Problem(scene, region, self.describe(), self.product, learning, dtype, chunk_bytes)
 
     def bound(
         self,
@@ -108,142 +115,25 @@ class Method:
         chunk_bytes: int = 8 << 20,
         control: Control | None = None,
     ) -> Float[Tensor, "tasks others"]:
-        """Lower bounds of the margins over the region; NaN where there is none.
-
-        What an optimiser learns is kept in the control's memory, and taken up again by later calls for the
-        same words. With a trace, it takes all its steps whether or not the tasks are proven.
-        """
-        propagation = self.describe()
-        control = control or Control()
-        root = len(scene.program.nodes) - 1
-
-        def walk(
-            relaxer: Relaxer, region: Region = region, deadline: float | None = control.deadline
-        ) -> Bounds:
-            return bound_nodes(
-                scene,
-                region,
-                relaxer,
-                propagation,
-                dtype=dtype,
-                chunk_bytes=chunk_bytes,
-                sharpen=Tuning(self.steps, control=control) if self.optimise == "tuned" else Bounds.boxes_of,
-                deadline=deadline,
-            )
-
-        def end_to_end(shares: Mapping[int, Shares], deadline: float | None = control.deadline) -> Tensor:
-            return margins(walk(Relaxer(learned=shares), deadline=deadline), propagation)
-
-        def evaluate(sheet: Sheet, deadline: float | None) -> tuple[Tensor, Gradient]:
-            with torch.enable_grad():
-                found = end_to_end(sheet.shares, deadline)
-            return found.detach(), lambda weights: sheet.gradient(found, weights)
-
-        begin = time.perf_counter()
-        plain = self.optimise == "none" or propagation.keeps == "boxes"
-        try:
-            # Gradients are only ever taken from tensors made outside inference mode.
-            with torch.no_grad() if self.optimise == "tuned" else torch.inference_mode():
-                if control.memory and self.ruled:
-                    return self._ruled(walk, region, control.memory, root)
-                if control.memory and self.optimise == "all":
-                    known = control.memory.shares_of(region, root, within=PLANS["all"].reach)
-                    if known:
-                        return end_to_end(known)
-                bounds = walk(Relaxer(self.product))
-                found = margins(bounds, propagation)
-        except OutOfTime:
-            return scene.clean[root].new_full((region.tasks, scene.clean[root].shape[-1]), torch.nan)
-        settled = ((found > 0).all(-1) & (control.memory is None)) | found.isnan().any(-1)
-        lost = root not in bounds.pieces  # the walk has ended early: there is nothing to learn from
-        if plain or control.expired or lost or (bool(settled.all()) and not control.trace):
-            return found
-        learning = Learning(self.steps, self.rate, self.start, self.optimise, control.trace is None)
-        try:
-            with torch.no_grad():
-                if self.optimise == "all":
-                    # What is learned counts once it was evaluated without gradients: leave time for that.
-                    early = control.ahead(1.5 * (time.perf_counter() - begin))
-                    learner = partial(evaluate, deadline=early.deadline)
-                    shares = learn(bounds, learner, learning, products_only=True, control=early)
-                    better = end_to_end(shares)
-                else:
-                    better = _final(bounds, learning, control)
-        except OutOfTime:
-            return found
-        return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
-
-    def _ruled(
-        self, walk: Callable[[Relaxer, Region], Bounds], region: Region, memory: Memory, root: int
-    ) -> Float[Tensor, "tasks others"]:
-        """Margins with the α that the rule chose for these words before, if it was asked already.
-
-        In a radius search margins are smooth then, instead of jumping wherever the rule changes its mind.
-        What it chooses a little below the radius proves more than what it chooses there.
-        """
-        asked = memory.lacking(region, root, RULED)
-        known = sorted({*range(region.tasks)} - {*asked})
-        parts: list[Tensor] = []
-        if asked:
-            some, chosen = region.select(asked), dict[int, Shares]()
-            parts.append(margins(walk(Relaxer(self.product, chosen=chosen), some), self.describe()))
-            memory.keep(some, root, chosen)
-        if known:
-            some = region.select(known)
-            shares = memory.shares_of(some, root)
-            parts.append(margins(walk(Relaxer(learned=shares or {}), some), self.describe()))
-        return torch.cat(parts)[torch.tensor([*asked, *known]).argsort()]
+        """Lower bounds of the margins over the region; NaN where there is none."""
+        problem = self.problem(scene, region, dtype=dtype, chunk_bytes=chunk_bytes)
+        return self.optimiser.bound(problem, control or Control())
 
     def follow(
         self,
         scene: Scene,
-        region: LpBall,
+        ball: LpBall,
         eps: Float[Tensor, "tasks"],
         control: Control,
         *,
         dtype: torch.dtype = torch.float32,
         chunk_bytes: int = 8 << 20,
     ) -> Float[Tensor, "tasks"]:
-        """Learn every α end to end at the edge of what can be proven, and keep them in the control's memory.
-
-        Returns about the largest ε they prove, from a start at `eps`.
-        """
-        assert control.memory is not None
-        root, propagation = len(scene.program.nodes) - 1, self.describe()
-
-        def walk(relaxer: Relaxer, eps: Tensor) -> Bounds:
-            ball = region.with_eps(eps)
-            return bound_nodes(
-                scene,
-                ball,
-                relaxer,
-                propagation,
-                dtype=dtype,
-                chunk_bytes=chunk_bytes,
-                deadline=control.deadline,
-            )
-
-        def evaluate(relaxer: Relaxer, eps: Tensor) -> Tensor:
-            return margins(walk(relaxer, eps), propagation)
-
-        with torch.no_grad():
-            learning = Learning(self.steps, self.rate).shared(PLANS["all"], known=False, moved=torch.inf)
-            try:
-                start = walk(Relaxer(self.product), eps)
-                if root not in start.pieces:
-                    return eps
-                sheet = started(
-                    start,
-                    self.start,
-                    lambda sheet: evaluate(Relaxer(learned=sheet.shares), eps),
-                    products_only=True,
-                )
-                clean = float(scene.clean[root].min())
-                shares, eps = follow(evaluate, sheet, eps, clean, learning, control)
-            except OutOfTime:
-                return eps
-            control.memory.keep(region.with_eps(eps), root, shares)
-        return eps
+        """Learn end to end at the edge of what can be proven; about the largest ε proven then."""
+        optimiser = self.optimiser
+        assert isinstance(optimiser, EndToEnd)
+        problem = self.problem(scene, ball, dtype=dtype, chunk_bytes=chunk_bytes)
+        return optimiser.follow(problem, ball, eps, control)
 
     def challengers(self, program: Program) -> tuple[Method, ...]:
         """Methods that may do better on some task of a network.
@@ -252,28 +142,13 @@ class Method:
         """
         deep = program.layers > 1
         rivals = (METHODS[name] for name in self.rivals)
-        return tuple(r for r in rivals if not (deep and r.optimise == "all" and r.describe().keeps == "none"))
+        return tuple(
+            r for r in rivals if not (deep and r.optimiser.end_to_end and r.describe().fully_backward)
+        )
 
     def plain(self) -> Method:
         """The same without an optimiser."""
         return replace(self, optimise="none", rivals=())
-
-
-def _final(bounds: Bounds, learning: Learning, control: Control) -> Tensor:
-    """Margins with everything learned that is free in their own backward pass, the boxes as they are."""
-    bounds = replace(bounds, deadline=None)
-    lagrangian = cache(lambda: Lagrangian.of_margins(bounds))  # not needed where everything is known already
-    shares = learn(
-        bounds,
-        lambda sheet: lagrangian().bound(sheet),
-        learning,
-        products_only=False,
-        control=control,
-        dtype=torch.float32,
-    )
-    with torch.inference_mode():
-        exact = bounds.relaxed(Relaxer(learned=shares), torch.float64)
-        return bounds.clean[-1] + exact.margin(exact.locals)
 
 
 METHODS: Mapping[str, Method] = {

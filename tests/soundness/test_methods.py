@@ -20,7 +20,7 @@ from buffet.lab.soundness.mutations import MUTANTS, engine, relaxations
 from buffet.lab.soundness.planted import planted_case
 from buffet.methods import METHODS
 from buffet.regions import CandidateSet, LpBall
-from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.table import Relaxer
 
 PLAIN = [name for name, method in METHODS.items() if method.optimise == "none"]
 COMMON = (*relaxations.MUTANTS, *engine.MUTANTS)

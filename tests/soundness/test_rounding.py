@@ -18,7 +18,7 @@ from buffet.propagation.clean_run import Scene
 from buffet.propagation.rounding import typical
 from buffet.propagation.walk import bound_nodes
 from buffet.regions import Box, LpBall
-from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.table import Relaxer
 from buffet.verification.verify import clean_answer, verify
 
 LAYER = "bert.encoder.layer.0."

@@ -9,19 +9,23 @@ import torch
 from buffet.methods import METHODS
 from buffet.network import Bilinear, Mix, Scores
 from buffet.optimisation.context import Control
-from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.starts import initial_parameters
 from buffet.optimisation.warm_starts import Memory
-from buffet.propagation.walk import PROPAGATIONS, bound_nodes, margins
-from buffet.relaxations import parameters as choices
-from buffet.relaxations.parameters import Relaxer, Shares
+from buffet.propagation.plan import PROPAGATIONS
+from buffet.propagation.walk import bound_nodes, margins
+from buffet.relaxations import table as choices
 from buffet.relaxations.products import rule
+from buffet.relaxations.relaxation import Parameters, Site
+from buffet.relaxations.table import Relaxer
 from random_encoders import ball, encoder, smallest, walk
 
 
 def test_the_rule_picks_both_values_beyond_the_first_layer():
     bounds = walk(encoder(0), ball(0, 0.3))
     chosen = [
-        torch.cat([torch.as_tensor(a).flatten() for a in Relaxer("rule").alphas(bounds, node)])
+        torch.cat(
+            [torch.as_tensor(a).flatten() for a in choices.RULE(Site(bounds, bounds.nodes.index(node)))]
+        )
         for node in bounds.nodes
         if isinstance(node.op, Bilinear)
     ]
@@ -62,7 +66,7 @@ def test_ties_keep_zero():
     """In the first layer forms are exact, and their ranges over a ball symmetric."""
     bounds = walk(encoder(0), ball(0, 0.3))
     scores = next(node for node in bounds.nodes if isinstance(node.op, Scores))
-    assert Relaxer("rule").alphas(bounds, scores) == (0.0, 0.0)
+    assert choices.RULE(Site(bounds, bounds.nodes.index(scores))) == (0.0, 0.0)
     x, y = scores.inputs
     forms = (bounds.locals[i].form(bounds.clean[i].shape[0]) for i in (x, y))
     for alphas in rule(scores.op, bounds.boxes[x], bounds.boxes[y], *forms, bounds.least_sums):
@@ -89,7 +93,7 @@ def test_shares_are_sound_wherever_they_are():
     attained = model.program64.margins(label).evaluate(points).amin(0)
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
-        shares = initial_shares(bounds, "zero", products_only=False)
+        shares = initial_parameters(bounds, "zero", only_alphas=False)
         shares = {
             i: {k: torch.rand(v.shape, generator=g, dtype=v.dtype) for k, v in s.items()}
             for i, s in shares.items()
@@ -110,7 +114,7 @@ def test_along_tokens_of_which_one_moves_one_share_is_as_good_as_many():
     def random(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=g, dtype=torch.float64)
 
-    few = initial_shares(bounds, "zero", products_only=True)
+    few = initial_parameters(bounds, "zero", only_alphas=True)
     few = {i: {side: random(*v.shape) for side, v in s.items()} for i, s in few.items()}
     assert few[scores]["lower"].shape == (2, 1, 2, 1, 4)
     assert few[mix]["lower"].shape == (2, 4, 2, 1, 4)
@@ -122,7 +126,7 @@ def test_along_tokens_of_which_one_moves_one_share_is_as_good_as_many():
             of_mix[task, :, :, word] = few[mix][side][task, :, :, 0]
         many[scores][side], many[mix][side] = of_scores, of_mix
 
-    def proven(shares: dict[int, Shares]) -> torch.Tensor:
+    def proven(shares: dict[int, Parameters]) -> torch.Tensor:
         return margins(replace(bounds, relax=Relaxer(learned=shares)), propagation)
 
     torch.testing.assert_close(proven(few), proven(many), rtol=0, atol=1e-12)

@@ -10,14 +10,16 @@ import torch
 from buffet.lab.random_models import random_model
 from buffet.loading import ModelConfig
 from buffet.network import Scores, Softmax
-from buffet.optimisation.starts import initial_shares
-from buffet.propagation.clean_run import Scene, local_nodes
+from buffet.network.structure import local_nodes
+from buffet.optimisation.starts import initial_parameters
+from buffet.propagation.clean_run import Scene
 from buffet.propagation.key_split import splits
+from buffet.propagation.plan import PROPAGATIONS
 from buffet.propagation.substitution import Bounds
-from buffet.propagation.walk import PROPAGATIONS, bound_nodes
+from buffet.propagation.walk import bound_nodes
 from buffet.regions import LpBall
-from buffet.relaxations.parameters import Relaxer
 from buffet.relaxations.softmax import with_differences
+from buffet.relaxations.table import Relaxer
 
 TOKENS, WIDTH = 5, 8
 # The layer whose scores are split: with variance, already the first queries, keys and values are relaxed.
@@ -53,7 +55,7 @@ def test_nothing_is_lost(network, words):
     where, x = scene(*network, layers=3)
     region = LpBall(x, words, 2, 0.05)
     start = bounds_of(where, region, Relaxer(), 1 << 20)
-    relaxer = Relaxer(learned=initial_shares(start, "random", products_only=True))
+    relaxer = Relaxer(learned=initial_parameters(start, "random", only_alphas=True))
     split, whole = (bounds_of(where, region, relaxer, chunk) for chunk in (1 << 20, 1))
     scores = [i for i, node in enumerate(where.program.nodes) if isinstance(node.op, Scores)]
     assert list(split.keys) == [scores[NETWORKS[network]]]

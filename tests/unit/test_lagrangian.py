@@ -14,11 +14,12 @@ from buffet.methods import method_named
 from buffet.network import Apply
 from buffet.optimisation.dual import Lagrangian
 from buffet.optimisation.flat import Sheet
-from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.starts import initial_parameters
+from buffet.propagation.plan import PROPAGATIONS, needed_boxes
 from buffet.propagation.substitution import Bounds, OutOfTime
-from buffet.propagation.walk import PROPAGATIONS, bound_nodes, needed_boxes
+from buffet.propagation.walk import bound_nodes
 from buffet.regions import Box, CandidateSet, LpBall, Region
-from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.table import Relaxer
 
 TOKENS, WIDTH = 4, 8
 
@@ -59,7 +60,7 @@ def setting(network: str, region: Region, softmax: str) -> tuple[Bounds, Sheet]:
     scene = method.scene(program, X, int(program.evaluate(X.double()).argmax()))
     bounds = bound_nodes(scene, region, Relaxer(), PROPAGATIONS["backward"], dtype=torch.float64)
     assert len(scene.program.nodes) - 1 in bounds.pieces
-    start = initial_shares(bounds, "zero", products_only=False)
+    start = initial_parameters(bounds, "zero", only_alphas=False)
     drawn = {
         i: {k: torch.rand(v.shape, generator=generator, dtype=v.dtype) for k, v in node.items()}
         for i, node in start.items()

@@ -17,7 +17,7 @@ LAYERS: dict[str, set[str]] = {
     "network": set(),
     "regions": set(),
     "bounds": {"network"},
-    "relaxations": {"network", "regions", "bounds", "propagation"},
+    "relaxations": {"network", "regions", "bounds"},
     "propagation": {"network", "regions", "bounds", "relaxations"},
     "optimisation": {"network", "regions", "bounds", "relaxations", "propagation"},
     "methods": {"network", "regions", "bounds", "relaxations", "propagation", "optimisation"},

@@ -15,14 +15,16 @@ from buffet.network import Apply
 from buffet.optimisation.adam import Adam
 from buffet.optimisation.boxes import Tuning
 from buffet.optimisation.context import Control
+from buffet.optimisation.end_to_end import EndToEnd, follow_root
 from buffet.optimisation.flat import Gradient, Sheet
-from buffet.optimisation.margin import follow, learn
-from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.margin import learn
+from buffet.optimisation.starts import initial_parameters
 from buffet.optimisation.steps import Learning
 from buffet.optimisation.warm_starts import Memory
-from buffet.propagation.walk import PROPAGATIONS, bound_nodes
+from buffet.propagation.plan import PROPAGATIONS
+from buffet.propagation.walk import bound_nodes
 from buffet.regions import LpBall
-from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.table import Relaxer
 from buffet.report.margin_trace import MarginTrace
 from buffet.search.radius import radius
 from buffet.verification.verify import verify
@@ -73,7 +75,7 @@ def test_learning_keeps_the_best_iterate_and_tells_its_trace():
         return (-1 - total).expand(2, 1), lambda weights: -torch.ones_like(sheet.values)
 
     control = Control(trace=lambda step, margin: told.append((step, margin.tolist())))
-    shares = learn(bounds, evaluate, Learning(steps=3), products_only=True, control=control)
+    shares = learn(bounds, evaluate, Learning(steps=3), EndToEnd.plan, only_alphas=True, control=control)
     assert [step for step, _ in told] == [0, 1, 2]
     assert told[0][1] == [-1.0, -1.0]
     assert all((v == 0).all() for s in shares.values() for v in s.values())
@@ -88,7 +90,7 @@ def test_tuning_that_loses_its_way_keeps_the_best_it_has_seen(seed):
     def widths(steps: int) -> torch.Tensor:
         tuning = Tuning(steps, rate=1.0)
         with torch.no_grad():
-            found = bound_nodes(scene, region, Relaxer(), PROPAGATIONS["backward"], sharpen=tuning)
+            found = bound_nodes(scene, region, Relaxer(), PROPAGATIONS["backward"], tighten=tuning)
         return torch.stack([(box.upper - box.lower).mean() for box in found.boxes.values()])
 
     assert (widths(100) <= 1.01 * widths(0)).all()
@@ -97,7 +99,7 @@ def test_tuning_that_loses_its_way_keeps_the_best_it_has_seen(seed):
 def test_what_is_always_on_begins_on_where_it_may_be_off():
     """Shares are used at a larger ε too, where a ReLU may be on or off that is only one of them here."""
     bounds = walk(encoder(5), ball(5, 0.05))
-    shares = initial_shares(bounds, "zero", products_only=False)
+    shares = initial_parameters(bounds, "zero", only_alphas=False)
     on = off = 0
     for index, node in enumerate(bounds.nodes):
         if isinstance(node.op, Apply) and node.op.function == "relu" and shares[index]:
@@ -113,7 +115,7 @@ def test_what_is_always_on_begins_on_where_it_may_be_off():
 
 def test_memory_recalls_tasks_in_any_batch():
     bounds = walk(encoder(0), ball(0, 0.1))
-    shares = initial_shares(bounds, "random", products_only=True)
+    shares = initial_parameters(bounds, "random", only_alphas=True)
     memory = Memory()
     memory.keep(bounds.region, 7, shares)
     swapped = replace(bounds, region=bounds.region.select([1, 0]))
@@ -200,7 +202,7 @@ def test_a_step_over_a_cliff_is_taken_back():
         return torch.where(limit > 0, 1 - eps[:, None] / limit, torch.nan)
 
     learning = Learning(steps=12, rate=0.3, decay=True)
-    shares, eps = follow(evaluate, sheet, torch.ones(2).double(), 1.0, learning, Control())
+    shares, eps = follow_root(evaluate, sheet, torch.ones(2).double(), 1.0, learning)
     assert 0.05 < shares[0]["lower"][0, 0] < 0.12
     assert shares[0]["lower"][1, 0] == 1
     assert 1.03 < eps[0] < 1.1 < eps[1]

@@ -11,19 +11,12 @@ from torch import Tensor
 
 from buffet.lab.random_models import random_model
 from buffet.loading import ModelConfig
-from buffet.network import Affine, Apply, Bilinear, Input, Mix, Node, Program, Scores
+from buffet.network import Affine, Apply, Bilinear, Input, Mix, Program, Scores
+from buffet.network.structure import attention_nodes, passages
 from buffet.propagation.clean_run import Scene
+from buffet.propagation.plan import PROPAGATIONS, Propagation, needed_boxes
 from buffet.propagation.substitution import Bounds
-from buffet.propagation.walk import (
-    PROPAGATIONS,
-    Propagation,
-    attention_nodes,
-    bound_nodes,
-    cuts,
-    kept_forms,
-    margins,
-    needed_boxes,
-)
+from buffet.propagation.walk import bound_nodes, margins
 from buffet.regions import Box as BoxRegion
 from buffet.regions import CandidateSet, LpBall, Region
 from buffet.relaxations.elementwise import relax
@@ -44,8 +37,9 @@ ALL = {**PROPAGATIONS, "window": replace(PROPAGATIONS["backward"], window=1)}
 TURNS = [(list(VARIANTS)[turn % len(VARIANTS)], name) for turn, name in enumerate(ALL)]
 
 
-def lines_and_planes(bounds: Bounds, index: int, node: Node) -> Piece:
+def lines_and_planes(bounds: Bounds, index: int) -> Piece:
     """The default relaxations."""
+    node = bounds.nodes[index]
     clean = tuple(bounds.clean[i] for i in node.inputs)
     boxes = tuple(bounds.boxes[i] for i in node.inputs)
     if isinstance(node.op, Bilinear):
@@ -141,9 +135,9 @@ def test_attention_nodes(variant, decomposed):
 
 @pytest.mark.parametrize("decomposed", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cuts_separate_every_attention_layer_from_the_input(variant, decomposed):
+def test_passages_separate_every_attention_layer_from_the_input(variant, decomposed):
     program = scene_of(variant, 3).program if decomposed else program_of(variant, 3)
-    found = sorted(cuts(program))
+    found = sorted(passages(program))
     scores = [i for i, n in enumerate(program.nodes) if isinstance(n.op, Scores)]
     assert len(found) == len(scores) == 3
     for cut, score in zip(found, scores, strict=True):
@@ -173,12 +167,12 @@ def test_needed_boxes(variant):
 
 def test_kept_forms():
     program = scene_of("post, cls").program
-    assert kept_forms(program, ALL["interval"]) == frozenset()
-    assert kept_forms(program, ALL["backward"]) == frozenset()
-    assert kept_forms(program, ALL["forward"]) == frozenset(range(1, len(program.nodes)))
-    assert kept_forms(program, ALL["baf"]) == kept_forms(program, ALL["baf+backward"])
-    assert kept_forms(program, ALL["baf"]) == attention_nodes(program)
-    assert kept_forms(program, ALL["window"]) == cuts(program)
+    assert ALL["interval"].kept(program) == frozenset()
+    assert ALL["backward"].kept(program) == frozenset()
+    assert ALL["forward"].kept(program) == frozenset(range(1, len(program.nodes)))
+    assert ALL["baf"].kept(program) == ALL["baf+backward"].kept(program)
+    assert ALL["baf"].kept(program) == attention_nodes(program)
+    assert ALL["window"].kept(program) == passages(program)
 
 
 # --- the same bounds, however they are computed -------------------------------------------------------------

@@ -29,7 +29,7 @@ from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Memory
 from buffet.propagation.clean_run import Scene
 from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
-from buffet.relaxations.parameters import Shares
+from buffet.relaxations.relaxation import Parameters
 from buffet.search.branching import check_cuttable
 from buffet.system.files import write_atomically
 from buffet.verification.verify import QUICK_RIVALS, clean_answer, sized, tree_of_proofs
@@ -38,6 +38,8 @@ from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint, read_checkpoint
 
+GRAPHS = {"lse": "plain", "decomposed": "decomposed", "differences": "differences"}
+"""How the graph has softmax, in the words of the schema."""
 ROUNDING = 1e-7
 """Claimed margins are rounded down by this share, more than the checker's own rounding takes off."""
 
@@ -135,7 +137,7 @@ def certify(
         claims.append(
             {
                 "method": ", ".join((used.propagation, used.product, used.softmax, used.optimise)),
-                "graph": _graph(used),
+                "graph": GRAPHS[used.graph],
                 "nodes": kinds(proof.scene.program),
                 "region": described,
                 "margins": claimed[-1],
@@ -174,12 +176,6 @@ def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tu
     return [(part, *_first_proof(model, part, method, label, memory)) for part in parts]
 
 
-def _graph(method: Method) -> str:
-    if method.describe().keeps == "boxes" or method.softmax == "lse":
-        return "plain"
-    return method.softmax
-
-
 def _first_proof(
     model: Model, region: Region, method: Method, label: int, memory: Memory | None = None
 ) -> tuple[Method, Proof]:
@@ -204,12 +200,13 @@ def _first_proof(
 
 def _learned(
     method: Method, scene: Scene, region: Region, memory: Memory | None
-) -> Iterator[dict[int, dict[int, Shares]]]:
+) -> Iterator[dict[int, dict[int, Parameters]]]:
     """Choices to try: none learned, where a method starts from that, and then what it learns."""
-    if method.optimise != "tuned":
+    optimiser = method.optimiser
+    if not optimiser.learns_boxes:
         yield {}
-    if method.optimise != "none":
-        learned: dict[int, dict[int, Shares]] = {}
+    if optimiser.learns:
+        learned: dict[int, dict[int, Parameters]] = {}
         method.bound(scene, region, control=Control(memory, learned=learned))
         yield learned
 

@@ -17,16 +17,14 @@ from torch import Tensor
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
 from buffet.methods import Method
-from buffet.network import Apply, Bilinear, Node, Softmax
-from buffet.propagation.clean_run import Scene, first_row, together
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.plan import Derivation, first_row, plan_of
 from buffet.propagation.substitution import Bounds
-from buffet.propagation.walk import bound_nodes, kept_forms, margins, needed_boxes, stops_at
+from buffet.propagation.walk import bound_nodes, margins
 from buffet.regions import Region
-from buffet.relaxations.elementwise import Side, default_slopes, relax, slope_range
-from buffet.relaxations.linear import LinesPiece, Piece
-from buffet.relaxations.parameters import Relaxer, Shares, product_piece
-from buffet.relaxations.products import Alpha
-from buffet.relaxations.softmax import better_bound, softmax_piece
+from buffet.relaxations.linear import Piece
+from buffet.relaxations.relaxation import Choice, Parameters, Site
+from buffet.relaxations.table import Relaxer, relaxation_of
 
 Tensors = dict[str, Tensor]
 
@@ -53,42 +51,13 @@ class Recorder:
     relaxer: Relaxer
     chosen: dict[int, Tensors] = field(default_factory=dict)
 
-    def __call__(self, bounds: Bounds, index: int, node: Node) -> Piece:
-        clean = tuple(bounds.clean[i] for i in node.inputs)
-        boxes = tuple(bounds.boxes[i] for i in node.inputs)
-        shares = self.relaxer.learned.get(index, {})
-        if isinstance(node.op, Bilinear):
-            alphas = (shares["lower"], shares["upper"]) if shares else self.relaxer.alphas(bounds, node)
-            low, high = (
-                self._keep(index, side, a) for side, a in zip(("lower", "upper"), alphas, strict=True)
-            )
-            share = self._kept(index, "whole", shares["whole"]) if "whole" in shares else None
-            return product_piece(bounds, node, low, high, share)
-        if isinstance(node.op, Softmax):
-            given: dict[str, Alpha] = {"point": 0.5, **shares}
-            if "mixture" not in given:
-                given["mixture"] = better_bound(node.op, clean[0], *boxes)
-            kept = {name: self._keep(index, name, value) for name, value in given.items()}
-            return softmax_piece(node.op, clean[0], *boxes, dtype=bounds.dtype, **kept)  # type: ignore[arg-type]
-        assert isinstance(node.op, Apply)
-        where = node.op.function, clean[0], boxes[0].lower, boxes[0].upper
-        default = default_slopes(*where)
+    def __call__(self, bounds: Bounds, index: int) -> Piece:
+        site = Site(bounds, index)
+        relaxation = relaxation_of(site.node.op)
+        choices = relaxation.complete(site, self.relaxer.choices(site))
+        return relaxation.linearise(site, {name: self._keep(index, name, c) for name, c in choices.items()})
 
-        def slope(side: Side, place: int) -> Tensor:
-            free = torch.lerp(*slope_range(*where, side), shares[side]) if side in shares else default[place]
-            return self._kept(index, side, free)
-
-        lines = relax(
-            *where, lower_slope=slope("lower", 0), upper_slope=slope("upper", 1), dtype=bounds.dtype
-        )
-        return LinesPiece(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
-
-    def _kept(self, index: int, name: str, value: Tensor) -> Tensor:
-        kept = self._keep(index, name, value)
-        assert isinstance(kept, Tensor)
-        return kept
-
-    def _keep(self, index: int, name: str, value: Alpha) -> Alpha:
+    def _keep(self, index: int, name: str, value: Choice) -> Choice:
         stored = torch.as_tensor(value, dtype=torch.float32).detach()
         self.chosen.setdefault(index, {})[name] = stored[0] if stored.ndim else stored
         return stored.double() if stored.ndim else float(stored)
@@ -107,7 +76,7 @@ class Proof:
     used: set[tuple[int, int]] = field(default_factory=set)  # (set, node)
     margins: Tensor = field(default_factory=lambda: torch.tensor([math.nan]))
 
-    def settle(self, index: int, box: Box) -> Box:
+    def store(self, index: int, box: Box) -> Box:
         """The box as it is stored: float32, rounded outward."""
         scale = 1 + self.scene.clean[index].abs()
         slack = self.room.relative * (box.upper - box.lower) + self.room.absolute * scale
@@ -125,16 +94,16 @@ class Proof:
         self.sets.append(choices)
         return len(self.sets) - 1
 
-    def derive(
-        self, bounds: Bounds, nodes: Sequence[int], stops: Sequence[int], choices: int, keep: bool
-    ) -> None:
-        """Boxes of nodes that are read together, by backward substitution."""
-        entry: dict[str, object] = {
-            "nodes": list(nodes),
-            "choices": choices,
-            "stops": list(stops),
-            "keep": keep,
-        }
+    def derive(self, bounds: Bounds, derivation: Derivation, choices: int | None = None) -> None:
+        """How linear bounds of some nodes were found, with the choices that were learned for them, if any."""
+        nodes, keep = derivation.nodes, derivation.keep
+        if derivation.pushed:
+            self.derivations.append({"nodes": list(nodes), "push": True, "keep": keep})
+            self.used |= {(0, index) for index in nodes if index not in bounds.locals}
+            return
+        choices = self.own.get(nodes[0]) if choices is None else choices
+        stops = derivation.stops if choices is None else frozenset()
+        entry = {"nodes": list(nodes), "choices": choices or 0, "stops": sorted(stops), "keep": keep}
         self.derivations.append(entry)
         pending = {first_row(bounds.scene.program, nodes[0])}
         while pending:
@@ -142,14 +111,8 @@ class Proof:
             pending.remove(index)
             if index in stops or index in bounds.locals:
                 continue
-            self.used.add((choices, index))
+            self.used.add((choices or 0, index))
             pending |= set(bounds.nodes[index].followed)
-
-    def push(self, bounds: Bounds, index: int, keep: bool) -> None:
-        """The box of a node from the linear forms of its inputs."""
-        self.derivations.append({"nodes": [index], "push": True, "keep": keep})
-        if index not in bounds.locals:
-            self.used.add((0, index))
 
     def tensors(self, number: int) -> Tensors:
         """What is stored, by name."""
@@ -165,7 +128,7 @@ def _same(a: Tensors, b: Tensors) -> bool:
 
 
 def prove(
-    scene: Scene, region: Region, method: Method, learned: Mapping[int, Mapping[int, Shares]], room: Room
+    scene: Scene, region: Region, method: Method, learned: Mapping[int, Mapping[int, Parameters]], room: Room
 ) -> Proof:
     """Make a proof of one task with numbers that can be stored; its margins may turn out not to be positive.
 
@@ -174,11 +137,11 @@ def prove(
         margin.
     """
     propagation, root = method.describe(), len(scene.program.nodes) - 1
-    end_to_end = method.optimise == "all" and root in learned
+    end_to_end = method.optimiser.end_to_end and root in learned
     base = Recorder(Relaxer(method.product, learned[root] if end_to_end else {}))
     proof = Proof(scene, room, sets=[base.chosen])
 
-    def sharpen(bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
+    def tighten(bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         if nodes[0] not in learned:
             return bounds.boxes_of(nodes, stops)
         upto = first_row(scene.program, nodes[0])
@@ -189,16 +152,18 @@ def prove(
 
     with torch.no_grad():
         bounds = bound_nodes(
-            scene, region, base, propagation, dtype=torch.float64, sharpen=sharpen, settle=proof.settle
+            scene, region, base, propagation, dtype=torch.float64, tighten=tighten, store=proof.store
         )
-        if propagation.keeps == "boxes" or root not in bounds.pieces:  # boxes only, or a walk that has ended
+        if not propagation.linear or root not in bounds.pieces:  # boxes only, or a walk that has ended
             proof.margins = margins(bounds, propagation)[0]
             return proof
-        _plan(proof, bounds, method)
+        plan = plan_of(scene.program, propagation)
+        for derivation in plan.derivations.values():
+            proof.derive(bounds, derivation)
         last: list[tuple[Tensor, Recorder | None]] = []
-        if propagation.margin == "stops":
+        if not propagation.to_input:
             last.append((margins(bounds, propagation)[0], None))
-        for shares in _last_choices(learned.get(root), end_to_end, propagation.margin == "input"):
+        for shares in _last_choices(learned.get(root), end_to_end, propagation.to_input):
             own = Recorder(Relaxer(method.product, shares))
             fresh = bounds.relaxed(own, torch.float64)
             lower = fresh.margin(fresh.locals)
@@ -206,46 +171,21 @@ def prove(
                 lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
             last.append(((scene.clean[root] + lower)[0], own))
         proof.margins, chosen = max(last, key=lambda found: float(found[0].min().nan_to_num(-math.inf)))
-    stops = sorted(bounds.forms) if chosen is None else []
-    proof.derive(bounds, [root], stops, proof.keep(chosen.chosen) if chosen else 0, False)
+    proof.derive(bounds, plan.margin, None if chosen is None else proof.keep(chosen.chosen))
     return proof
 
 
 def _last_choices(
-    learned: Mapping[int, Shares] | None, end_to_end: bool, to_the_input: bool
-) -> list[Mapping[int, Shares]]:
+    learned: Mapping[int, Parameters] | None, end_to_end: bool, to_the_input: bool
+) -> list[Mapping[int, Parameters]]:
     """Choices that the margins are substituted to the input with, one set after the other.
 
     What is learned end to end is what the boxes were made with: there are no other choices to try, and none
     at all where margins stop at forms, as those were made with it too.
     """
-    plain: list[Mapping[int, Shares]] = [{}] if to_the_input else []
+    plain: list[Mapping[int, Parameters]] = [{}] if to_the_input else []
     if learned is None:
         return plain
     if end_to_end:
         return [learned] if to_the_input else []
     return [*plain, learned]
-
-
-def _plan(proof: Proof, bounds: Bounds, method: Method) -> None:
-    """How the walk of `bound_nodes` came by the boxes of its nodes."""
-    program, propagation = bounds.scene.program, method.describe()
-    needed, keeps = needed_boxes(program), kept_forms(program, propagation)
-    groups = together(program, needed | keeps)
-    done: set[int] = set()
-    forms: set[int] = set()
-    for index, node in enumerate(program.nodes):
-        if index in done or index not in needed | keeps:
-            continue
-        known = forms | bounds.locals.keys()
-        if index in bounds.locals or (index in keeps and known.issuperset(node.followed)):
-            proof.push(bounds, index, index in keeps)
-            done.add(index)
-            forms |= {index} & keeps
-            continue
-        group = groups[index]
-        own = proof.own.get(group[0])
-        stops = sorted(forms & stops_at(bounds, index, propagation).keys()) if own is None else []
-        proof.derive(bounds, group, stops, own or 0, index in keeps)
-        done |= set(group)
-        forms |= set(group) & keeps if index in keeps else set()

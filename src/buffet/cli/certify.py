@@ -19,10 +19,10 @@ from buffet.cli.terminal import print_json, print_report, progress_bar
 from buffet.errors import BuffetError
 from buffet.loading import DEFAULT
 from buffet.optimisation.starts import STARTS
-from buffet.optimisation.steps import MODES
-from buffet.propagation.walk import PROPAGATIONS
-from buffet.relaxations.parameters import PRODUCTS
+from buffet.optimisation.table import OPTIMISERS
+from buffet.propagation.plan import PROPAGATIONS
 from buffet.relaxations.softmax import SOFTMAXES
+from buffet.relaxations.table import PRODUCTS
 from buffet.report import render_html
 from buffet.search.root_finding import STRATEGIES
 from buffet.system.devices import device_named
@@ -93,7 +93,7 @@ def certify(
         str | None, typer.Option(metavar="NAME", help=f"Replace its softmax bounds: {', '.join(SOFTMAXES)}.")
     ] = None,
     optimise: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Replace what is learned: {', '.join(MODES)}.")
+        str | None, typer.Option(metavar="NAME", help=f"Replace what is learned: {', '.join(OPTIMISERS)}.")
     ] = None,
     steps: Annotated[
         int | None,

@@ -79,6 +79,7 @@ class Op:
 class Input(Op):
     """The embedding rows, before the embedding LayerNorm."""
 
+    linear: ClassVar[bool] = True
     exact_box: ClassVar[bool] = True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -17,10 +18,28 @@ from buffet.optimisation.adam import Adam
 from buffet.optimisation.context import Control
 from buffet.optimisation.dual import Lagrangian
 from buffet.optimisation.flat import Best, Sheet
-from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.margin import FinalMargin
+from buffet.optimisation.optimiser import Problem
+from buffet.optimisation.starts import initial_parameters
+from buffet.optimisation.steps import StepPlan
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.substitution import Bounds
-from buffet.relaxations.parameters import Relaxer, Shares
+from buffet.propagation.walk import Tighten
+from buffet.relaxations.relaxation import Parameters
+from buffet.relaxations.table import Relaxer
+
+
+class TunedBoxes(FinalMargin):
+    """As `FinalMargin`, and before it what is free behind every box."""
+
+    learns_boxes = True
+    plan = StepPlan(first=0.6, other=0.3, near=0.1, faster=1.0, reach=0.4)
+
+    def _no_gradients(self) -> AbstractContextManager[object]:
+        return torch.no_grad()  # gradients are only ever taken from tensors made outside inference mode
+
+    def _tighten(self, problem: Problem, control: Control) -> Tighten:
+        return Tuning(problem.learning.steps, control=control)
 
 
 @dataclass(frozen=True)
@@ -35,7 +54,7 @@ class Tuning:
     near: float = 0.15  # within this relative distance of the ε they were learned at, shares are kept
     rate: float = 0.15  # of Adam
     control: Control = field(default_factory=Control)
-    carried: dict[int, Shares] = field(default_factory=dict)  # what groups have learned, for the next one
+    carried: dict[int, Parameters] = field(default_factory=dict)  # what groups have learned, for the next one
 
     def each(self, program: Program) -> int:
         """The steps of every group. Half as many again would prove one percent more and take a fifth longer.
@@ -57,7 +76,7 @@ class Tuning:
         known = None
         if memory and not follows:
             known = memory.shares_of(bounds.region, target, self.near, wholes=True)
-        shares = known or initial_shares(bounds, "zero", products_only=False, upto=root, known=self.carried)
+        shares = known or initial_parameters(bounds, "zero", only_alphas=False, upto=root, known=self.carried)
         if not shares or root in stops:
             return bounds.boxes_of(nodes, stops)
         steps = 0 if follows or known else self.each(bounds.scene.program)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from buffet.optimisation.warm_starts import Memory
-from buffet.relaxations.parameters import Shares
+from buffet.relaxations.relaxation import Parameters
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Control:
     memory: Memory | None = None
     deadline: float | None = None  # on the clock of `time.perf_counter`
     trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
-    learned: dict[int, dict[int, Shares]] | None = None  # takes the shares learned for every node
+    learned: dict[int, dict[int, Parameters]] | None = None  # takes the shares learned for every node
 
     @property
     def expired(self) -> bool:

@@ -14,31 +14,26 @@ allowance for rounding: it serves to choose shares, whose bound is then computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.intervals import Box
-from buffet.network import Apply, Bilinear, Node, Op, Softmax
 from buffet.optimisation.dual_lines import Curve, Lines
-from buffet.optimisation.dual_passes import (
+from buffet.optimisation.flat import Gradient, Sheet
+from buffet.propagation.substitution import Bounds
+from buffet.regions import Region
+from buffet.relaxations.dual_passes import (
     LinesLink,
     Link,
     LocalLink,
-    PlanesLink,
     State,
-    WholeLink,
     linear_link,
 )
-from buffet.optimisation.dual_softmax import SoftmaxLink
-from buffet.optimisation.flat import Gradient, Sheet
-from buffet.propagation.substitution import Bounds
-from buffet.regions import LpBall, Region
-from buffet.relaxations.elementwise import SIDES
-from buffet.relaxations.parameters import Shares, whole_of
+from buffet.relaxations.relaxation import Parameters, Site
+from buffet.relaxations.table import relaxation_of
 
 MOVED = -1
 """Stands for the moved rows of the input among the nodes."""
@@ -85,17 +80,12 @@ class Lagrangian:
                 steps.append(Step(index, LocalLink.over(local, tokens[index], dtype), (MOVED,), (None,)))
                 continue
             node, sources = bounds.nodes[index], bounds.nodes[index].followed
-            link: Link
-            if isinstance(node.op, Apply):
-                curves.append(_curve(bounds, index, tokens[index]))
-                link = LinesLink.over(bounds.pieces[index], curves[-1].slopes, dtype)  # type: ignore[arg-type]
-            elif isinstance(node.op, Bilinear | Softmax):
-                link = _relaxed(node.op, _inputs(bounds, node, tokens[index]), dtype)
-                if isinstance(link, PlanesLink) and (whole := whole_of(bounds, node)):
-                    assert isinstance(bounds.region, LpBall)
-                    link = WholeLink.mixing(link, whole, tokens[index], bounds.region, dtype)
-            else:
+            if node.op.linear:
                 link = linear_link(node.op, bounds.clean[sources[0]], dtype)
+            else:
+                link = relaxation_of(node.op).dual_pass(Site(bounds, index), tokens[index], dtype)
+            if isinstance(link, LinesLink):
+                curves.append(link.curve)
             read = [node.op.reads(place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
             cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
             steps.append(Step(index, link, sources, tuple(cuts)))
@@ -124,7 +114,7 @@ class Lagrangian:
 
         return lower.clone(), gradient
 
-    def _read(self, shares: Mapping[int, Shares]) -> dict[int, Shares]:
+    def _read(self, shares: Mapping[int, Parameters]) -> dict[int, Parameters]:
         """The shares that the rows depend on, of the tokens that they read."""
         return {
             i: {key: share if share.shape[1] == n else share[:, :n] for key, share in shares[i].items()}
@@ -132,7 +122,7 @@ class Lagrangian:
             if i in shares
         }
 
-    def _passes(self, shares: Mapping[int, Shares]) -> tuple[Tensor, dict[int, State]]:
+    def _passes(self, shares: Mapping[int, Parameters]) -> tuple[Tensor, dict[int, State]]:
         """The bounds, and what every link knows afterwards."""
         states: dict[int, State] = {}
         lines = self.lines(shares, self.rows.dtype) if self.lines else {}
@@ -166,35 +156,6 @@ def tokens_read(bounds: Bounds, root: int, wanted: int) -> dict[int, int]:
                 count = nodes[index].op.reads(place, read[index], bounds.clean[source].shape[0])
                 read[source] = max(read.get(source, 0), count)
     return read
-
-
-def _inputs(bounds: Bounds, node: Node, wanted: int) -> list[tuple[Tensor, Box]]:
-    """Clean values and boxes of the tokens of its inputs that a node reads."""
-    found = []
-    for place, source in enumerate(node.inputs):
-        count = node.op.reads(place, wanted, len(bounds.clean[source]))
-        box = bounds.boxes[source]
-        found.append((bounds.clean[source][:count], Box(box.lower[:, :count], box.upper[:, :count])))
-    return found
-
-
-def _curve(bounds: Bounds, index: int, count: int) -> Curve:
-    """The first tokens of an elementwise function."""
-    node = bounds.nodes[index]
-    assert isinstance(node.op, Apply)
-    least_most = {side: bounds.slopes(index, side) for side in SIDES}
-    slopes = {side: (least[:, :count], most[:, :count]) for side, (least, most) in least_most.items()}
-    return Curve(index, node.op.function, *_inputs(bounds, node, count)[0], slopes)
-
-
-def _relaxed(op: Op, inputs: Sequence[tuple[Tensor, Box]], dtype: torch.dtype) -> Link:
-    clean, boxes = [value for value, _ in inputs], [box for _, box in inputs]
-    match op:
-        case Bilinear():
-            return PlanesLink.over(op, (clean[0], clean[1]), boxes[0], boxes[1], dtype)
-        case Softmax():
-            return SoftmaxLink.over(op, clean[0], *boxes)
-    raise NotImplementedError(type(op).__name__)
 
 
 def _plus(a: Tensor, b: Tensor) -> Tensor:

@@ -11,29 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.bounds.intervals import Box
 from buffet.network.functions import FUNCTIONS, Function
-from buffet.optimisation.dual_passes import Line
+from buffet.relaxations.dual_passes import Curve, Line
 from buffet.relaxations.elementwise import Side
-from buffet.relaxations.parameters import Shares
+from buffet.relaxations.relaxation import Parameters
 
 Flat = Float[Tensor, "tasks numbers"]
-
-
-class Curve(NamedTuple):
-    """A node with its function, the clean value it is applied to, the box of that, and the useful slopes."""
-
-    node: int
-    function: str
-    clean: Tensor
-    box: Box
-    slopes: Mapping[Side, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ class Lines:
         together = (torch.cat(column, 1) for column in zip(*(whole for _, whole in found), strict=True))
         return Lines(tuple(place for place, _ in found), *together)
 
-    def __call__(self, shares: Mapping[int, Shares], dtype: torch.dtype) -> dict[int, dict[str, Line]]:
+    def __call__(self, shares: Mapping[int, Parameters], dtype: torch.dtype) -> dict[int, dict[str, Line]]:
         """The lines that have a share, by node and side."""
         given = [shares.get(p.index, {}).get(p.side) for p in self.places]
         rows = [

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.relaxations.parameters import Shares
+from buffet.relaxations.relaxation import Parameters
 
 Gradient = Callable[[Float[Tensor, "tasks others"]], Float[Tensor, "tasks numbers"]]
 """From weights of margins to the derivative of their weighted sum by every number of a sheet."""
@@ -19,7 +19,7 @@ class Sheet:
     """Copies of shares side by side: `values`, from which gradients can be taken, holds those of a task in a
     row."""
 
-    def __init__(self, shares: Mapping[int, Shares], dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, shares: Mapping[int, Parameters], dtype: torch.dtype = torch.float64) -> None:
         self._names = [(index, key) for index, node in shares.items() for key in node]
         self._nodes = list(shares)
         given = [shares[index][key].detach() for index, key in self._names]
@@ -30,19 +30,19 @@ class Sheet:
         self.values: Float[Tensor, "tasks numbers"] = together.to(dtype).requires_grad_()
 
     @property
-    def shares(self) -> dict[int, Shares]:
+    def shares(self) -> dict[int, Parameters]:
         """The shares by node, as views of the values."""
         return self.reading(self.values)
 
     @cached_property
-    def current(self) -> dict[int, Shares]:
+    def current(self) -> dict[int, Parameters]:
         """The same, made once and without gradients: the values only ever change in place."""
         with torch.inference_mode(False):
             return self.reading(self.values.detach())
 
-    def reading(self, values: Float[Tensor, "tasks numbers"]) -> dict[int, Shares]:
+    def reading(self, values: Float[Tensor, "tasks numbers"]) -> dict[int, Parameters]:
         """The shares by node that other values (or their gradient) stand for, as views of them."""
-        named: dict[int, Shares] = {index: {} for index in self._nodes}
+        named: dict[int, Parameters] = {index: {} for index in self._nodes}
         if not self._names:
             return named
         parts = values.split(self._sizes, 1)

@@ -1,12 +1,11 @@
-"""o-BuFFeT: the free numbers of the relaxations, learned by gradient on the margin.
-
-Whatever is learned is sound at every step, so the best iterate of every task is kept, and what counts is its
-margin computed once more without gradients.
-"""
+"""Everything free in the margin's own backward pass, learned by gradient over fixed boxes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,40 +13,67 @@ from torch import Tensor
 
 from buffet.optimisation.adam import Adam
 from buffet.optimisation.context import Control
+from buffet.optimisation.dual import Lagrangian
 from buffet.optimisation.flat import Best, Gradient, Sheet
-from buffet.optimisation.starts import initial_shares
-from buffet.optimisation.steps import PLANS, Learning
+from buffet.optimisation.optimiser import Margins, Optimiser, Problem
+from buffet.optimisation.starts import initial_parameters
+from buffet.optimisation.steps import Learning, StepPlan
 from buffet.propagation.substitution import Bounds, OutOfTime
-from buffet.relaxations.parameters import Relaxer, Shares
+from buffet.relaxations.relaxation import Parameters
+from buffet.relaxations.table import Relaxer
 
 Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
-"""The margins under the relaxation with these shares, and how to get their gradient."""
+"""The margins under the relaxation with these parameters, and how to get their gradient."""
+
+
+class FinalMargin(Optimiser):
+    """α, slopes and tangent points of the margin's own backward pass; boxes stay as they are."""
+
+    plan: ClassVar[StepPlan] = StepPlan(first=0.04, other=0.04, near=0.0, faster=8.0, reach=0.6)
+
+    def _improve(self, problem: Problem, bounds: Bounds, control: Control, spent: float) -> Margins:
+        bounds = replace(bounds, deadline=None)
+        lagrangian = cache(lambda: Lagrangian.of_margins(bounds))  # not needed if everything is known already
+        parameters = learn(
+            bounds,
+            lambda sheet: lagrangian().bound(sheet),
+            problem.learning.traced(control.trace is not None),
+            self.plan,
+            only_alphas=False,
+            control=control,
+            dtype=torch.float32,
+        )
+        with torch.inference_mode():
+            exact = bounds.relaxed(Relaxer(learned=parameters), torch.float64)
+            return bounds.clean[-1] + exact.margin(exact.locals)
 
 
 def learn(
     bounds: Bounds,
     evaluate: Evaluate,
     learning: Learning,
+    plan: StepPlan,
     *,
-    products_only: bool,
+    only_alphas: bool,
     control: Control,
     dtype: torch.dtype = torch.float64,
-) -> dict[int, Shares]:
-    """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, shares clamped to [0, 1].
+) -> dict[int, Parameters]:
+    """Maximise the smallest margin of every task by Adam on ``softplus(−margin)``, clamped to [0, 1].
 
-    Returns the best shares found for every task. Their margin has to be evaluated again, without gradients.
+    Returns the best parameters found for every task. Their margin has to be evaluated again, without
+    gradients.
     """
     root, memory = len(bounds.nodes) - 1, control.memory
     known = memory.shares_of(bounds.region, root, wholes=True, others=True) if memory else None
     if memory:
-        learning = learning.shared(PLANS[learning.mode], known is not None, memory.moved(bounds.region, root))
+        learning = learning.shared(plan, known is not None, memory.moved(bounds.region, root))
     if known and not learning.steps:
         return _told(known, root, control)
     if known:
         sheet = Sheet(known, dtype)
     else:
         sheet = started(
-            bounds, learning.start, lambda s: evaluate(s)[0], products_only=products_only, dtype=dtype
+            bounds, learning.start, lambda s: evaluate(s)[0], only_alphas=only_alphas, dtype=dtype
         )
     best = Best(sheet.values.detach())
     adam = Adam(sheet, learning.rate)
@@ -78,13 +104,13 @@ def started(
     start: str,
     margins: Callable[[Sheet], Tensor],
     *,
-    products_only: bool,
+    only_alphas: bool,
     dtype: torch.dtype = torch.float64,
 ) -> Sheet:
     """What learning starts from; for ``best``, what has the largest margins of several, for every task."""
     names = ("zero", "rule", "middle") if start == "best" else (start,)
     with torch.no_grad():
-        sheets = [Sheet(initial_shares(bounds, name, products_only=products_only), dtype) for name in names]
+        sheets = [Sheet(initial_parameters(bounds, name, only_alphas=only_alphas), dtype) for name in names]
         if len(sheets) > 1:
             best = Best(sheets[0].values)
             for sheet in sheets:
@@ -93,57 +119,7 @@ def started(
     return sheets[0]
 
 
-def _told(shares: dict[int, Shares], root: int, control: Control) -> dict[int, Shares]:
+def _told(parameters: dict[int, Parameters], root: int, control: Control) -> dict[int, Parameters]:
     if control.learned is not None:
-        control.learned[root] = shares
-    return shares
-
-
-def follow(
-    evaluate: Callable[[Relaxer, Tensor], Tensor],
-    sheet: Sheet,
-    eps: Float[Tensor, "tasks"],
-    clean: float,
-    learning: Learning,
-    control: Control,
-) -> tuple[dict[int, Shares], Float[Tensor, "tasks"]]:
-    """Learn shares where it matters, at the ε where the margin is about 0, which moves as they are learned.
-
-    Every step takes the gradient of the margins at the present ε and then moves ε towards the root. Where
-    that leads far back, the step was too large, as where margins fall like a cliff: the task returns to a
-    quarter of the way from the best shares so far, and takes smaller steps from then on.
-
-    Args:
-        evaluate: margins under a relaxation at given sizes, differentiable in the shares.
-        sheet: the shares to start from, which are changed.
-        eps: where to start, about the largest ε proven so far.
-        clean: the margin at ε = 0.
-    """
-    adam, best, pace = Adam(sheet, learning.rate, BETAS), Best(sheet.values), torch.ones_like(eps)
-    values = sheet.values.detach()
-    for number in range(learning.steps):
-        try:
-            with torch.enable_grad():
-                margin = evaluate(Relaxer(learned=sheet.shares), eps).amin(-1)
-                loss = torch.nn.functional.softplus(-margin).sum()
-        except OutOfTime:
-            break
-        step = (margin.detach() / (STEEPNESS * clean)).clamp(-LARGEST_FALL, LARGEST_RISE)
-        eps = eps * (1 + step.nan_to_num(nan=-LARGEST_FALL))
-        lost = eps < (1 - OVERSHOT) * best.margin
-        best.offer(values, eps)
-        eps = torch.where(lost, best.margin, eps)
-        pace = torch.where(lost, WAY_BACK * pace, pace)
-        before = values.clone()
-        adam.descend(sheet.gradient(loss), 1 - number / learning.steps)
-        ahead, back = before.lerp(values, pace[:, None]), best.values.lerp(before, WAY_BACK)
-        values.copy_(torch.where(lost[:, None], back, ahead))
-    return sheet.reading(values), eps
-
-
-BETAS = 0.6, 0.9
-"""Of Adam. In few large steps gradients are soon out of date: with 0.9 and 0.999 they gain less."""
-STEEPNESS, LARGEST_RISE, LARGEST_FALL = 10.0, 0.08, 0.05
-"""By how much ε moves, relatively, when the margin is as large as the clean one; and the most it may."""
-OVERSHOT, WAY_BACK = 0.03, 0.25
-"""A step was too large if ε falls by more than this; and how much of it is taken instead."""
+        control.learned[root] = parameters
+    return parameters

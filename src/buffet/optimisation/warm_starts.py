@@ -8,14 +8,14 @@ from collections.abc import Hashable, Mapping
 import torch
 
 from buffet.regions import LpBall, Region
-from buffet.relaxations.parameters import Shares
+from buffet.relaxations.relaxation import Parameters
 
-Lessons = dict[tuple[Hashable, int], tuple[float, dict[int, Shares]]]
+Lessons = dict[tuple[Hashable, int], tuple[float, dict[int, Parameters]]]
 """The shares learned for a task to bound some node, and the ε they were learned at."""
 
 
 class Memory:
-    """Shares that were learned for a task at one ε, to start from at the next, and for other words.
+    """Parameters that were learned for a task at one ε, to start from at the next, and for other words.
 
     What is learned is sound at every ε and for every word, and hardly moves between neighbouring ε. Tasks may
     be worked on at the same time: nothing a task gets depends on which of the others came first.
@@ -23,9 +23,9 @@ class Memory:
 
     def __init__(self) -> None:
         self._known: Lessons = {}
-        self._first: dict[int, dict[int, Shares]] = {}
+        self._first: dict[int, dict[int, Parameters]] = {}
 
-    def keep(self, region: Region, root: int, shares: Mapping[int, Shares]) -> None:
+    def keep(self, region: Region, root: int, shares: Mapping[int, Parameters]) -> None:
         """Remember what every task has learned to bound the node `root`, and the ε it was learned at."""
         for task, (name, size) in enumerate(_tasks(region)):
             one = {i: {k: v[task].detach().clone() for k, v in s.items()} for i, s in shares.items()}
@@ -60,7 +60,7 @@ class Memory:
         *,
         wholes: bool = False,
         others: bool = False,
-    ) -> dict[int, Shares] | None:
+    ) -> dict[int, Parameters] | None:
         """What was learned for these tasks, no further than `within` (relatively) from their present ε.
 
         Failing that: with `wholes`, what was learned at any ε for the whole that a task is a part of; with

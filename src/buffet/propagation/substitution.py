@@ -8,7 +8,7 @@ whose bounds in the input are known.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -20,13 +20,15 @@ from buffet.bounds.forms import Composed, Form, Local, Rows, Stop
 from buffet.bounds.fused import assembled
 from buffet.bounds.intervals import Box
 from buffet.network import Apply, Input, Linear, Node
-from buffet.propagation.clean_run import Scene, first_row, local_nodes, widest_rows
+from buffet.network.structure import local_nodes
+from buffet.propagation.clean_run import Scene
 from buffet.propagation.descent import Descent
 from buffet.propagation.key_split import Keys, key_rows, pays, splits
+from buffet.propagation.plan import first_row, widest_rows
 from buffet.propagation.rounding import Errors, Reaches
 from buffet.regions import Region
 from buffet.relaxations.elementwise import Side, slope_range
-from buffet.relaxations.linear import AddPiece, LinesPiece, Piece, PlanesPiece, SoftmaxPiece
+from buffet.relaxations.linear import AddPiece, Piece, PlanesPiece
 
 ROUNDINGS = 16.0
 """Every concretised bound is widened by at least this many units of rounding, relative to its size."""
@@ -40,7 +42,7 @@ class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
 class Relax(Protocol):
     """How a nonlinear node becomes a linear piece, given what is known of the nodes before it."""
 
-    def __call__(self, bounds: Bounds, index: int, node: Node) -> Piece: ...
+    def __call__(self, bounds: Bounds, index: int, /) -> Piece: ...
 
 
 class _Precise(dict[int, Piece]):
@@ -66,7 +68,7 @@ class Bounds:
     errors: Errors  # of rounding, in the precision of the rows
     deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
     boxes: dict[int, Box] = field(default_factory=dict)
-    widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a sharpened box, or NaN
+    widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a tightened box, or NaN
     pieces: dict[int, Piece] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
@@ -75,7 +77,7 @@ class Bounds:
     sizes: dict[int, Tensor] = field(
         default_factory=dict
     )  # of kept forms, as rounding errors scale with them
-    shares: list[Tensor] = field(default_factory=list)  # of sharpened boxes that rounding may be, by task
+    shares: list[Tensor] = field(default_factory=list)  # of tightened boxes that rounding may be, by task
 
     @staticmethod
     def start(
@@ -173,23 +175,17 @@ class Bounds:
         if index not in self.locals:
             self.localise(index, node)
         if not isinstance(node.op, Input):
-            piece = self.scene.exact(self.dtype)[index] or self.relax(self, index, node)
-            error = self._error(index, piece)
-            self.pieces[index] = piece if error is None else piece.widened(error)
+            piece = self.scene.exact(self.dtype)[index] or self.relax(self, index)
+            error = piece.error(self.errors, index)
+            # no intercept is a denormal number, by which processors multiply very slowly
+            tiny = torch.finfo(self.dtype).tiny
+            self.pieces[index] = (
+                piece if error is None else piece.widened(error.clamp_min(tiny).to(self.dtype))
+            )
 
-    def _error(self, index: int, piece: Piece) -> Float[Tensor, "tasks tokens features"] | None:
-        """What rounding may do to the output of a piece; linear operations on one value hand theirs on."""
-        match piece:
-            case AddPiece():
-                error = self.errors.of_sum(index)
-            case PlanesPiece():
-                error = self.errors.of_product(index)
-            case LinesPiece() | SoftmaxPiece():
-                error = self.errors.of_lines(index, piece.steepness())
-            case _:
-                return None
-        # no intercept is a denormal number, by which processors multiply very slowly
-        return error.clamp_min(torch.finfo(self.dtype).tiny).to(self.dtype)
+    def stops(self, kept: Collection[int]) -> dict[int, Stop]:
+        """Where a substitution ends: at exact forms, and at the forms that these nodes keep."""
+        return {**{i: self.forms[i] for i in kept}, **self.locals}
 
     def slopes(self, index: int, side: Side) -> tuple[Tensor, Tensor]:
         """The least and the largest useful slope of an elementwise function, made once."""
@@ -232,8 +228,8 @@ class Bounds:
         """The form of a node from those of its inputs."""
         piece = self.pieces[index]
         form = piece.push(*forms.values())
-        slopes = piece.steepness() if isinstance(piece, LinesPiece | SoftmaxPiece) else None
-        error = self.errors.of_push(index, [self.size_of(i, known) for i, known in forms.items()], slopes)
+        sizes = [self.size_of(i, known) for i, known in forms.items()]
+        error = self.errors.of_push(index, sizes, piece.steepness())
         error = error.to(form.sides).expand(form.sides.shape[1:-1])
         return form.plus(torch.stack([-error, error]))
 

@@ -1,9 +1,9 @@
-"""Walks over the graph: interval, forward, backward-and-forward, backward. No relaxation formulas here.
+"""The walk over the graph: interval, forward, backward-and-forward, backward. No formulas of relaxations.
 
-All of them are one walk. Nodes are visited in order; each gets an interval enclosure, a linear piece and,
-where a later nonlinearity reads it, a sharper box: its rows are substituted backwards (`substitution`) until
-they reach nodes that keep linear forms of the input, and the result is minimised over the region once. A
-propagation only says which nodes keep forms:
+Nodes are visited in order; each gets an interval enclosure, a linear relaxation and, where a later
+nonlinearity reads it, a tighter box: its rows are substituted backwards (`substitution`) until they reach
+nodes that keep linear forms of the input, and the result is minimised over the region once. A propagation
+only says which nodes keep forms (`plan`):
 
     interval   boxes only
     forward    every node
@@ -14,7 +14,6 @@ propagation only says which nodes keep forms:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -22,34 +21,17 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Stop
 from buffet.bounds.intervals import Box, interval
-from buffet.network import Input, Mix, Node, Program, Scores
-from buffet.propagation.clean_run import Scene, together
+from buffet.network import Input, Node
+from buffet.propagation.clean_run import Scene
+from buffet.propagation.plan import Derivation, Plan, Propagation, plan_of
 from buffet.propagation.rounding import LOST, input_box, outward
 from buffet.propagation.substitution import Bounds, Relax
 from buffet.regions import Region
 
-Sharpen = Callable[[Bounds, Sequence[int], Mapping[int, Stop]], dict[int, Box]]
+Tighten = Callable[[Bounds, Sequence[int], Mapping[int, Stop]], dict[int, Box]]
 """(bounds so far, nodes read together, stops) → boxes of the nodes through linear forms."""
-Settle = Callable[[int, Box], Box]
-"""(node, its box) → a box that contains it."""
-
-
-@dataclass(frozen=True)
-class Propagation:
-    """Which nodes keep linear forms, and how the margin is finished."""
-
-    keeps: str  # nodes that keep forms: "none" | "attention" | "all"; "boxes": no linear forms at all
-    margin: str = "stops"  # "stops": bounded like every other node; "input": substituted to the input
-    window: int | None = None  # keep one form per layer, used this many attention layers further up
-
-
-PROPAGATIONS: Mapping[str, Propagation] = {
-    "interval": Propagation("boxes"),
-    "forward": Propagation("all"),
-    "baf": Propagation("attention"),
-    "baf+backward": Propagation("attention", margin="input"),
-    "backward": Propagation("none", margin="input"),
-}
+Store = Callable[[int, Box], Box]
+"""(node, its box) → a box that contains it, in numbers that can be stored."""
 
 
 def bound_nodes(
@@ -60,60 +42,80 @@ def bound_nodes(
     *,
     dtype: torch.dtype = torch.float32,
     chunk_bytes: int = 8 << 20,
-    sharpen: Sharpen = Bounds.boxes_of,
+    tighten: Tighten = Bounds.boxes_of,
     deadline: float | None = None,
-    settle: Settle | None = None,
+    store: Store | None = None,
 ) -> Bounds:
     """Bound every node that a nonlinearity reads.
 
     Args:
         scene: the program and its clean run on the region's sentence.
-        relax: how nonlinear operations become linear pieces.
+        relax: how nonlinear operations are bounded by linear functions.
         dtype: precision of the linear forms; lines and boxes are always made in float64.
         chunk_bytes: size aimed at for the largest tensor of a backward substitution.
-        sharpen: how boxes are made from linear forms that are not kept.
+        tighten: how boxes are made from linear forms that are not kept.
         deadline: when to give up with `OutOfTime`, on the clock of `time.perf_counter`.
-        settle: what is made of a sharpened box before it is used, such as rounding it outward.
+        store: what is made of a tightened box before it is used, such as rounding it outward.
 
     Where no task can be proven any more the walk ends early, and `margins` has none; not so while gradients
     are taken, which need something to flow through.
     """
-    program = scene.program
+    plan = plan_of(scene.program, propagation)
     bounds = Bounds.start(scene, region, relax, dtype, chunk_bytes, deadline)
-    needed, keeps = needed_boxes(program), kept_forms(program, propagation)
-    groups = together(program, needed | keeps)
-    everywhere = propagation.keeps in ("boxes", "all")
-    boxed = range(len(program.nodes)) if everywhere else boxed_nodes(program)
-    sharper: dict[int, Box] = {}
+    tight: dict[int, Box] = {}
     may_end, limit = not torch.is_grad_enabled(), _widest(dtype)
-    for index, node in enumerate(program.nodes):
+    for index, node in enumerate(scene.program.nodes):
         bounds.check_time()
-        box = _interval(bounds, index, node) if index in boxed else None
+        box = _interval(bounds, index, node) if index in plan.boxed else None
         if box is not None:
             bounds.boxes[index] = box
-        if propagation.keeps == "boxes":
+        if not propagation.linear:
             continue
         bounds.linearise(index, node)
-        if index in keeps and index not in bounds.forms:
-            if form := _pushed(bounds, index, node):
-                bounds.forms[index] = form
-            else:
-                forms, boxes = bounds.forms_of(groups[index], stops_at(bounds, index, propagation))
-                bounds.forms.update(forms)
-                sharper |= boxes
-        if index in needed:
-            if index not in sharper:
-                known = _sharper(bounds, index)
-                sharper |= known or sharpen(bounds, groups[index], stops_at(bounds, index, propagation))
-            sharp = bounds.widened(index, sharper[index])
-            sharp = sharp & box if box else sharp
-            sharp = settle(index, sharp) if settle else sharp
-            bounds.boxes[index], bounds.widths[index] = sharp, (sharp.upper - sharp.lower).max().item()
+        if derivation := plan.derivations.get(index):
+            tight |= _derived(bounds, derivation, plan, tighten)
+        if index in plan.needed:
+            found = bounds.widened(index, tight[index])
+            found = found & box if box else found
+            found = store(index, found) if store else found
+            bounds.boxes[index], bounds.widths[index] = found, (found.upper - found.lower).max().item()
             if may_end and dtype == torch.float32:
-                bounds.shares.append(bounds.errors.lost(index, sharp))
+                bounds.shares.append(bounds.errors.lost(index, found))
             if may_end and not bounds.widths[index] < limit and bounds.hopeless(index, limit):
                 break
     return bounds
+
+
+def _derived(bounds: Bounds, derivation: Derivation, plan: Plan, tighten: Tighten) -> dict[int, Box]:
+    """Do what a plan says: keep forms that are to be kept, and return the boxes that are needed."""
+    index = derivation.nodes[0]
+    if derivation.pushed:
+        if derivation.keep:
+            bounds.forms[index] = _pushed(bounds, index)
+        if index not in plan.needed:
+            return {}
+        if local := bounds.locals.get(index):
+            return {index: bounds.box_of_local(local, bounds.clean[index].shape[0])}
+        return {index: bounds.box_of_form(bounds.forms[index])}
+    stops = bounds.stops(derivation.stops)
+    if not derivation.keep:
+        return tighten(bounds, derivation.nodes, stops)
+    forms, boxes = bounds.forms_of(derivation.nodes, stops)
+    bounds.forms.update(forms)
+    return boxes
+
+
+def _pushed(bounds: Bounds, index: int) -> Form:
+    """The form of a node from the forms of its inputs."""
+
+    def known(i: int) -> Form:
+        if i in bounds.locals and i not in bounds.forms:
+            return bounds.locals[i].form(bounds.clean[i].shape[0])
+        return bounds.forms[i]
+
+    if index in bounds.locals:
+        return known(index)
+    return bounds.pushed(index, {i: known(i) for i in bounds.nodes[index].inputs})
 
 
 def _widest(dtype: torch.dtype) -> float:
@@ -124,120 +126,22 @@ def _widest(dtype: torch.dtype) -> float:
 def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks others"]:
     """Lower bounds of the margins over the region; NaN where there is none to be trusted."""
     root = len(bounds.nodes) - 1
-    if propagation.keeps == "boxes":
+    if not propagation.linear:
         return bounds.clean[root] + bounds.boxes[root].lower.squeeze(1)
     if root not in bounds.pieces:
         return bounds.clean[root].new_full((bounds.region.tasks, bounds.clean[root].shape[-1]), torch.nan)
-    if propagation.margin == "input":
-        exact = bounds.relaxed(bounds.relax, torch.float64)
-        lower = exact.margin(exact.locals)
-    else:
-        precise = bounds.precise()
-        lower = precise.margin(stops_at(precise, root, propagation))
+    plan = plan_of(bounds.scene.program, propagation)
+    last = bounds.relaxed(bounds.relax, torch.float64) if propagation.to_input else bounds.precise()
+    lower = last.margin(last.stops(plan.margin.stops))
     if root in bounds.boxes:
         lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
     limit = _widest(bounds.dtype)
-    needed = needed_boxes(bounds.scene.program)
-    if not all(bounds.widths[i] < limit for i in needed):  # as is rarely so
-        widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in needed], -1)
+    if not all(bounds.widths[i] < limit for i in plan.needed):  # as is rarely so
+        widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in plan.needed], -1)
         lower = torch.where((widths < limit).all(-1, keepdim=True), lower, torch.nan)
     if bounds.shares:
         lower = torch.where(torch.stack(bounds.shares, -1).amax(-1, keepdim=True) < LOST, lower, torch.nan)
     return bounds.clean[root] + lower
-
-
-def needed_boxes(program: Program) -> frozenset[int]:
-    """Nodes read by a nonlinearity whose box linear forms can sharpen.
-
-    The box of an elementwise function of a bounded node is already exact.
-    """
-    read = {i for n in program.nodes if not n.op.linear for i in n.inputs}
-    return frozenset(i for i in read if not program.nodes[i].op.exact_box)
-
-
-def boxed_nodes(program: Program) -> frozenset[int]:
-    """Nodes whose interval arithmetic is of use: margins, what nonlinearities read, and what those read."""
-    read = {i for n in program.nodes if not n.op.linear for i in n.inputs}
-    read.add(len(program.nodes) - 1)
-    return frozenset(read | {i for index in read for i in program.nodes[index].inputs})
-
-
-def kept_forms(program: Program, propagation: Propagation) -> frozenset[int]:
-    """The nodes that keep linear forms of the input."""
-    if propagation.window is not None:
-        return cuts(program)
-    if propagation.keeps == "all":
-        return frozenset(range(1, len(program.nodes)))
-    if propagation.keeps == "attention":
-        return attention_nodes(program)
-    return frozenset()
-
-
-def attention_nodes(program: Program) -> frozenset[int]:
-    """Queries, keys, values, and everything from the scores to the mixed values."""
-    weights: set[int] = set()  # from the scores to the attention weights
-    others: set[int] = set()
-    for index, node in enumerate(program.nodes):
-        if isinstance(node.op, Scores | Mix):
-            others |= {index, *node.inputs}
-        if isinstance(node.op, Scores) or (not isinstance(node.op, Mix) and weights & set(node.inputs)):
-            weights.add(index)
-    return frozenset(weights | others)
-
-
-def cuts(program: Program) -> frozenset[int]:
-    """For every attention layer the last node before it that all paths from the input pass through."""
-    reach = list(range(len(program.nodes)))  # the last reader of every node
-    for index, node in enumerate(program.nodes):
-        for source in node.inputs:
-            reach[source] = max(reach[source], index)
-    found: set[int] = set()
-    passages: list[int] = []
-    furthest = 0
-    for index, node in enumerate(program.nodes):
-        if furthest <= index:
-            passages.append(index)
-        furthest = max(furthest, reach[index])
-        if isinstance(node.op, Scores):
-            found.add(max(p for p in passages if p < min(node.inputs)))
-    return frozenset(found)
-
-
-def stops_at(bounds: Bounds, root: int, propagation: Propagation) -> Mapping[int, Stop]:
-    """The nodes at which a substitution from `root` ends."""
-    if propagation.window is None:
-        return {**bounds.forms, **bounds.locals}
-    layers = 0
-    for index in range(root, 0, -1):
-        if layers >= propagation.window and index in bounds.forms:
-            return {index: bounds.forms[index], **bounds.locals}
-        layers += isinstance(bounds.nodes[index].op, Mix)
-    return bounds.locals
-
-
-def _pushed(bounds: Bounds, index: int, node: Node) -> Form | None:
-    """The form of a node from the forms of its inputs, if they are all known."""
-
-    def known(i: int) -> Form | None:
-        if i in bounds.locals and i not in bounds.forms:
-            return bounds.locals[i].form(bounds.clean[i].shape[0])
-        return bounds.forms.get(i)
-
-    if index in bounds.locals:
-        return known(index)
-    forms = {i: form for i in node.inputs if (form := known(i))}
-    if len(forms) < len(node.inputs):
-        return None
-    return bounds.pushed(index, forms)
-
-
-def _sharper(bounds: Bounds, index: int) -> dict[int, Box]:
-    """The box of a node whose form is known already."""
-    if index in bounds.locals:
-        return {index: bounds.box_of_local(bounds.locals[index], bounds.clean[index].shape[0])}
-    if index in bounds.forms:
-        return {index: bounds.box_of_form(bounds.forms[index])}
-    return {}
 
 
 def _interval(bounds: Bounds, index: int, node: Node) -> Box | None:

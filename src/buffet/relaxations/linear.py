@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,17 @@ from buffet.network import Add, Bilinear, Linear, Op
 Pulled = tuple[tuple[Rows, ...], Tensor | None]
 Moved = Int[Tensor, "tasks moved"] | None
 """The tokens of every task that are of interest; None: all."""
+
+
+@runtime_checkable
+class Account(Protocol):
+    """What rounding may do to the output of a node (`propagation.rounding`)."""
+
+    def of_sum(self, index: int) -> Float[Tensor, "_ _ _"]: ...
+
+    def of_product(self, index: int) -> Float[Tensor, "_ _ _"]: ...
+
+    def of_lines(self, index: int, slopes: tuple[Tensor, Tensor]) -> Float[Tensor, "_ _ _"]: ...
 
 
 class Piece:
@@ -36,6 +48,14 @@ class Piece:
     def widened(self, error: Float[Tensor, "tasks tokens features"]) -> Piece:
         """The piece with room for an error of its output on both sides."""
         raise NotImplementedError
+
+    def error(self, account: Account, index: int) -> Float[Tensor, "tasks tokens features"] | None:
+        """What rounding may do to the output of a node; linear operations on one value hand theirs on."""
+        return None
+
+    def steepness(self) -> tuple[Tensor, Tensor] | None:
+        """The largest slopes and intercepts, below or above, where there are slopes of every entry."""
+        return None
 
     def to(self, dtype: torch.dtype) -> Piece:
         """The same piece with its numbers in another precision."""
@@ -65,19 +85,22 @@ class LinearPiece(Piece):
 class AddPiece(Piece):
     """The sum of two values, with what both may be off by (`rounding`), once it is known."""
 
-    error: Float[Tensor, "tasks tokens features"] | None = None
+    allowance: Float[Tensor, "tasks tokens features"] | None = None
 
     def pull(self, rows: Rows) -> Pulled:
-        if self.error is None:
+        if self.allowance is None:
             return (rows, rows), None
-        return (rows, rows), rows.like(rows.coefs.detach().abs()).contract(self.error).neg()
+        return (rows, rows), rows.like(rows.coefs.detach().abs()).contract(self.allowance).neg()
 
     def push(self, *forms: Form) -> Form:
         total = forms[0] + forms[1]
-        return total if self.error is None else total.plus(torch.stack([-self.error, self.error]))
+        return total if self.allowance is None else total.plus(torch.stack([-self.allowance, self.allowance]))
 
     def widened(self, error: Tensor) -> AddPiece:
         return AddPiece(error)
+
+    def error(self, account: Account, index: int) -> Tensor:
+        return account.of_sum(index)
 
 
 def exact_piece(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Piece | None:
@@ -108,8 +131,10 @@ class LinesPiece(Piece):
         constants = torch.stack([self.lower_intercept, self.upper_intercept])
         return forms[0].through(torch.mul, slopes).plus(constants)
 
+    def error(self, account: Account, index: int) -> Tensor:
+        return account.of_lines(index, self.steepness())
+
     def steepness(self) -> tuple[Tensor, Tensor]:
-        """The largest slope and intercept of every entry, below or above."""
         intercepts = self.lower_intercept, self.upper_intercept
         return _largest(self.lower_slope, self.upper_slope), _largest(*intercepts)
 
@@ -196,6 +221,9 @@ class PlanesPiece(Piece):
         )
         return (x + y).plus(torch.stack([self.lower, self.upper]))
 
+    def error(self, account: Account, index: int) -> Tensor:
+        return account.of_product(index)
+
     def widened(self, error: Tensor) -> PlanesPiece:
         return replace(self, lower=self.lower - error, upper=self.upper + error)
 
@@ -258,8 +286,10 @@ class SoftmaxPiece(Piece):
         slopes, constants = (self.lower_slope, self.upper_slope), (self.lower, self.upper)
         return forms[0].through(apply, torch.stack(slopes)).plus(torch.stack(constants))
 
+    def error(self, account: Account, index: int) -> Tensor:
+        return account.of_lines(index, self.steepness())
+
     def steepness(self) -> tuple[Tensor, Tensor]:
-        """The largest slopes and intercepts, below or above."""
         return _largest(self.lower_slope, self.upper_slope), _largest(self.lower, self.upper)
 
     def widened(self, error: Tensor) -> SoftmaxPiece:

@@ -7,7 +7,7 @@ their scores (`with_differences`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -16,10 +16,6 @@ from torch import Tensor
 from buffet.bounds.intervals import EPS, Box, difference_range
 from buffet.network import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
 from buffet.relaxations.linear import SoftmaxPiece
-
-SOFTMAXES = ("decomposed", "lse", "differences")
-"""Softmax taken apart (as published with CROWN-BaF); bounded as a whole; or that with the differences between
-the scores of a query bounded directly, not only by subtracting their boxes."""
 
 
 def decompose(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Program, list[Tensor]]:
@@ -58,6 +54,17 @@ def with_differences(program: Program, x: Float[Tensor, "tokens width"]) -> tupl
         return write(op, scores, write(Affine(matrix, matrix.new_zeros(len(matrix))), scores))
 
     return _rewrite(program, x, replacement)
+
+
+def as_it_is(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Program, list[Tensor]]:
+    """The program itself, and its values at `x`."""
+    return program, program.values(x)
+
+
+Rewrite = Callable[[Program, Float[Tensor, "tokens width"]], tuple[Program, list[Tensor]]]
+SOFTMAXES: Mapping[str, Rewrite] = {"decomposed": decompose, "lse": as_it_is, "differences": with_differences}
+"""Softmax taken apart (as published with CROWN-BaF); bounded as a whole; or that with the differences between
+the scores of a query bounded directly, not only by subtracting their boxes."""
 
 
 class _Writer:

@@ -35,10 +35,11 @@ from buffet.network import (
     Scores,
     Softmax,
 )
+from buffet.network.structure import local_nodes
 from buffet.optimisation.boxes import Tuning, learns
-from buffet.propagation.clean_run import Scene, local_nodes, together, widest_rows
+from buffet.propagation.clean_run import Scene
 from buffet.propagation.key_split import pays, splits
-from buffet.propagation.walk import kept_forms, needed_boxes
+from buffet.propagation.plan import needed_boxes, together, widest_rows
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.devices import device_named
 
@@ -134,7 +135,7 @@ class _Rows:
 def estimate(case: BenchCase) -> Estimate | None:
     """What a case computes; None for methods that the model does not cover."""
     method = case.chosen
-    if method.describe().keeps not in ("none", "attention") or method.product == "rule":
+    if method.propagation in ("interval", "forward") or method.product == "rule":
         return None
     if method.optimise not in ("none", "tuned"):
         return None
@@ -159,7 +160,7 @@ class _Walk:
         x = torch.empty(case.tokens, case.width, device="meta", dtype=torch.float64)
         double = {name: weight.double() for name, weight in weights.items()}
         scene = method.scene(build_program(config, double), x, 0)
-        kept = kept_forms(scene.program, method.describe())
+        kept = method.describe().kept(scene.program)
         return cls(scene, method, case.words, 1, local_nodes(scene.program), kept)
 
     @property
@@ -194,7 +195,7 @@ class _Walk:
             else:
                 done.update(groups[index])
                 work += self.rows_of(groups[index])
-        stops = propagation.margin == "stops"
+        stops = not propagation.to_input
         last = len(self.nodes) - 1
         steps = 1.0 + (GRADIENT * self.method.steps if self.method.optimise == "tuned" else 0.0)
         margin = self.pull(last, _Rows(1, self.shape(last)[1]), self.stops(last) if stops else self.local)

@@ -111,7 +111,7 @@ def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> 
     yield check_margins(points, method, name, engine)
     if inside and method.optimise == "none":
         yield check_inside(points, method, name, engine)
-        if method.describe().keeps != "boxes":
+        if method.describe().linear:
             yield check_inside(points, method, name, engine, shares=points.case.seed)
 
 

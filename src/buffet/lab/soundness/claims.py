@@ -18,12 +18,13 @@ from buffet.engine import Engine, bound_margins
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.points import Points, deviations
 from buffet.methods import Method
-from buffet.optimisation.starts import initial_shares
+from buffet.optimisation.starts import initial_parameters
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.substitution import Bounds
 from buffet.propagation.walk import bound_nodes
 from buffet.relaxations.linear import Piece
-from buffet.relaxations.parameters import Relaxer, Shares
+from buffet.relaxations.relaxation import Parameters
+from buffet.relaxations.table import Relaxer
 from buffet.search.radius import radius
 from buffet.verification.verify import verify
 
@@ -146,7 +147,7 @@ def _walk(scene: Scene, case: Case, method: Method, engine: Engine, relaxer: Rel
         return bound_nodes(scene, case.inner, relaxer, method.describe(), dtype=engine.dtype)
 
 
-def _random_shares(bounds: Bounds, seed: int) -> dict[int, Shares]:
+def _random_shares(bounds: Bounds, seed: int) -> dict[int, Parameters]:
     """Random shares of all nodes, some at the ends of their range."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -155,7 +156,7 @@ def _random_shares(bounds: Bounds, seed: int) -> dict[int, Shares]:
 
     with torch.no_grad():
         # A hopeless walk ends early.
-        known = initial_shares(bounds, "zero", products_only=False, upto=max(bounds.pieces))
+        known = initial_parameters(bounds, "zero", only_alphas=False, upto=max(bounds.pieces))
     return {index: {key: draw(share) for key, share in node.items()} for index, node in known.items()}
 
 

@@ -18,7 +18,7 @@ from buffet.propagation import clean_run as scene
 from buffet.propagation.substitution import Bounds
 from buffet.regions import Box, CandidateSet, LpBall
 from buffet.relaxations.linear import AddPiece, LinesPiece, _Signed
-from buffet.relaxations.parameters import Relaxer
+from buffet.relaxations.table import Relaxer
 
 LINES = ("baseline", "backward")
 BOXES = ("interval",)

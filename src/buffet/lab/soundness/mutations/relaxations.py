@@ -26,8 +26,8 @@ from buffet.network import Affine, Normalise, Softmax
 from buffet.network.functions import FUNCTIONS
 from buffet.propagation import walk as propagation
 from buffet.relaxations import elementwise as relaxations
-from buffet.relaxations import parameters as choices
 from buffet.relaxations import products, softmax
+from buffet.relaxations import table as choices
 from buffet.relaxations.linear import SoftmaxPiece
 
 

@@ -26,7 +26,6 @@ from buffet.regions import LpBall
 from buffet.relaxations.elementwise import SIDES, Side
 from buffet.relaxations.headwise import Whole
 from buffet.relaxations.linear import LinesPiece, split_axes
-from buffet.relaxations.parameters import Shares
 
 State = tuple[Any, ...]
 
@@ -105,6 +104,16 @@ class LocalLink(Link):
         return full.scatter_add_(1, self.places.expand_as(moved), moved), ()
 
 
+class Curve(NamedTuple):
+    """A node with its function, the clean value it is applied to, the box of that, and the useful slopes."""
+
+    node: int
+    function: str
+    clean: Tensor
+    box: Box
+    slopes: Mapping[Side, tuple[Tensor, Tensor]]
+
+
 class Line(NamedTuple):
     """Slope and intercept, and how far from the centre it touches: minus the derivative of the intercept."""
 
@@ -117,20 +126,20 @@ class Line(NamedTuple):
 class LinesLink(Link):
     """An elementwise function between two lines, those made of its shares (`Lines`) or the default ones."""
 
+    curve: Curve
     default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept; all are [tasks, tokens, features, 1]
     room: Mapping[Side, Tensor]  # by how much a share can change the slope
 
     @staticmethod
-    def over(
-        lines: LinesPiece, slopes: Mapping[Side, tuple[Tensor, Tensor]], dtype: torch.dtype
-    ) -> LinesLink:
-        """Between the given lines, as far as shares do not make others; of the tokens that slopes are for."""
-        tokens = slopes["lower"][0].shape[1]
+    def over(lines: LinesPiece, curve: Curve, dtype: torch.dtype) -> LinesLink:
+        """Between the given lines, as far as parameters do not make others; of the tokens of the curve."""
+        slopes, tokens = curve.slopes, len(curve.clean)
 
         def row(value: Tensor) -> Tensor:
             return value[:, :tokens].to(dtype).unsqueeze(-1)
 
         return LinesLink(
+            curve,
             default={
                 "lower": (row(lines.lower_slope), row(lines.lower_intercept)),
                 "upper": (row(lines.upper_slope), row(lines.upper_intercept)),
@@ -199,7 +208,7 @@ class PlanesLink(Link):
             constant_step=cast(constant - x_high * second),
         )
 
-    def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
+    def pull(self, multipliers: Tensor, given: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], State]:
         op = self.op
         alpha = torch.stack([given[side] for side in SIDES])
         planes = torch.addcmul(self.x, alpha, self.x_step), torch.addcmul(self.y, alpha, self.y_step)
@@ -255,7 +264,7 @@ class WholeLink(PlanesLink):
         )
         return WholeLink(**vars(planes), whole=first, steepest=ball.steepest)
 
-    def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
+    def pull(self, multipliers: Tensor, given: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], State]:
         share = given["whole"][..., None, None]
         m = self._split(multipliers)
         (a, b), state = super().pull(((1 - share) * m).flatten(2, 3), given)

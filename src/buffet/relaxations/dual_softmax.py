@@ -10,6 +10,7 @@ changes with t by ``∇²g(t)·(x − t)``. With x and t deviations of the score
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,7 @@ from torch import Tensor
 from buffet.bounds.intervals import Box, difference_range
 from buffet.bounds.medians import lower_median
 from buffet.network import Softmax
-from buffet.optimisation.dual_passes import Link, State
-from buffet.relaxations.parameters import Shares
+from buffet.relaxations.dual_passes import Link, State
 from buffet.relaxations.softmax import chord_slope, log_chord, scores_of
 
 
@@ -133,7 +133,7 @@ class SoftmaxLink(Link):
             lower_constant=value - self.weights,
         )
 
-    def pull(self, multipliers: Tensor, given: Shares) -> tuple[tuple[Tensor, ...], State]:
+    def pull(self, multipliers: Tensor, given: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], State]:
         point, mixture, shift = (given[key].double() for key in ("point", "mixture", "shift"))
         tangents = self._tangents(point, mixture)
         whole = self._split(multipliers)
