@@ -60,8 +60,8 @@ def numbers(path: Path) -> dict[str, Any]:
 
 def test_a_driver_killed_five_times(home: Path, expected: dict[str, Any]) -> None:
     out = home / "killed.ndjson"
-    # Random moments, each when so many bytes are on the disk.
-    size = (home / "quiet.ndjson").stat().st_size
+    # Random moments, each when so many bytes are on the disk; another run may end with a few bytes less.
+    size = (home / "quiet.ndjson").stat().st_size * 9 // 10
     for moment in sorted(random.Random(1).sample(range(size), 5)):
         process = subprocess.Popen([*COMMAND, home / "sweep.toml", "--out", out])
         start = time.monotonic()
