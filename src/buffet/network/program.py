@@ -21,6 +21,11 @@ class Node:
     inputs: tuple[int, ...] = ()
 
     @property
+    def is_input(self) -> bool:
+        """Whether it reads nothing: the embedding rows."""
+        return not self.inputs
+
+    @property
     def followed(self) -> tuple[int, ...]:
         """The nodes that linear bounds of this one are written in."""
         return self.op.followed(self.inputs)

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.bounds.intervals import Box, interval
-from buffet.network import Bilinear, Input, Linear, Normalise, Op, Program
+from buffet.network import Bilinear, Linear, Normalise, Op, Program
 from buffet.regions import Region
 
 Sizes = Float[Tensor, "_ _ _"]
@@ -116,7 +116,7 @@ class Reaches:
         exact = index in self.local and not self.region.symmetric
         if index in self.boxes and not exact:
             return magnitude(self.boxes[index]).detach()
-        if isinstance(node.op, Input):
+        if node.is_input:
             return magnitude(input_box(self.region))
         clean = [self.clean[i] for i in node.inputs]
         if not node.op.sums:

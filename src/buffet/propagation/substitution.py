@@ -19,7 +19,7 @@ from torch import Tensor
 from buffet.bounds.forms import Composed, Form, Local, Rows, Stop
 from buffet.bounds.fused import assembled
 from buffet.bounds.intervals import Box
-from buffet.network import Apply, Input, Linear, Node
+from buffet.network import Apply, Linear, Node
 from buffet.network.structure import local_nodes
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.descent import Descent
@@ -158,7 +158,7 @@ class Bounds:
 
     def localise(self, index: int, node: Node) -> None:
         """Give a node its exact form, if only linear operations on single tokens lie before it."""
-        if isinstance(node.op, Input):
+        if node.is_input:
             eye = torch.eye(self.region.width, dtype=torch.float64, device=self.region.center.device)
             self.locals[index] = Local(eye.to(self.dtype), self.region.moved, eye)
             return
@@ -174,7 +174,7 @@ class Bounds:
         """Give a node its linear piece and, behind linear operations only, its exact form."""
         if index not in self.locals:
             self.localise(index, node)
-        if not isinstance(node.op, Input):
+        if not node.is_input:
             piece = self.scene.exact(self.dtype)[index] or self.relax(self, index)
             error = piece.error(self.errors, index)
             # no intercept is a denormal number, by which processors multiply very slowly

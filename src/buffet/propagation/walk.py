@@ -21,7 +21,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Form, Stop
 from buffet.bounds.intervals import Box, interval
-from buffet.network import Input, Node
+from buffet.network import Node
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.plan import Derivation, Plan, Propagation, plan_of
 from buffet.propagation.rounding import LOST, input_box, outward
@@ -146,7 +146,7 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
 
 def _interval(bounds: Bounds, index: int, node: Node) -> Box | None:
     """Interval arithmetic from the boxes of the inputs, if they have some, rounded outward."""
-    if isinstance(node.op, Input):
+    if node.is_input:
         return input_box(bounds.region)
     if not all(i in bounds.boxes for i in node.inputs):
         return None
