@@ -12,7 +12,7 @@ import buffet
 import buffet_checker
 
 HOME, CHECKER = Path(buffet.__file__).parent, Path(buffet_checker.__file__).parent
-EVERYONE = {"errors"}
+EVERYONE = {"errors", "lazy"}
 LAYERS: dict[str, set[str]] = {
     "network": set(),
     "regions": set(),
@@ -20,7 +20,8 @@ LAYERS: dict[str, set[str]] = {
     "relaxations": {"network", "regions", "bounds", "propagation"},
     "propagation": {"network", "regions", "bounds", "relaxations"},
     "optimisation": {"network", "regions", "bounds", "relaxations", "propagation"},
-    "methods": {"network", "regions", "bounds", "relaxations", "propagation", "optimisation"},
+    "compositions": set(),
+    "methods": {"compositions", "network", "regions", "bounds", "relaxations", "propagation", "optimisation"},
     "footprint": {"network", "propagation", "optimisation", "methods"},
     "attack": {"network", "regions", "system"},
     "loading": {"network", "regions", "system"},
