@@ -117,9 +117,9 @@ def _assemble(
     config, tensors = architecture.config, read_tensors(stored, architecture, where)
     program = build_program(config, tensors)
     if isinstance(config, ImageConfig):
-        return ImageModel(name, config, program, None, tensors)
+        return ImageModel(name, config, program, None, tensors, family=architecture.model_type)
     words = None if tokenizer is None else tokenizer_of(tokenizer, config.vocab_size)
-    return Model(name, config, program, words, tensors)
+    return Model(name, config, program, words, tensors, family=architecture.model_type)
 
 
 def _from_module(module: nn.Module, tokenizer: object) -> Model:
