@@ -14,7 +14,7 @@ EXAMPLES = (
     'buffet certify "a gripping , moving film" --eps 0.1 --certificate proof.safetensors',
     "buffet check proof.safetensors",
     "buffet check proof.safetensors --model path/to/checkpoint --json",
-    "python -m buffet_checker proof.safetensors --model path/to/checkpoint   # the same, without torch",
+    "python -m buffet_checker proof.safetensors --model path/to/checkpoint   # the same, without buffet",
 )
 
 
