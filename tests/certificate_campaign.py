@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from buffet.lab.random_models import _tensor
 from buffet.loading.tokenizer import word_level
 from buffet.optimisation.starts import initial_parameters
 from buffet.propagation.walk import bound_nodes
+from buffet.relaxations.table import Relaxer
 from buffet_checker import BadInputError
 from buffet_checker.check import judge
 from buffet_checker.network import Checkpoint
@@ -48,7 +49,7 @@ VARIANTS: tuple[dict[str, object], ...] = (
     {"layer_norm": "no_var", "embedding_size": 6, "head_act": "relu"},
 )
 METHODS = ("baseline", "lse", "dual", "middle", "r-buffet", "lse+r-buffet", "backward", "baseline")
-FLAGSHIP = buffet.methods.replace(buffet.METHODS["buffet"], rivals=(), steps=4)
+FLAGSHIP = replace(buffet.METHODS["buffet"], rivals=(), steps=4)
 TEXTS = ("a gripping film", "moving , not bad", "it 's a film .", "not a bad film")
 
 
@@ -121,7 +122,7 @@ def alpha_bytes(task: Task) -> int:
     """The size of α in float32, as o-BuFFeT has them: one per term and side of every product."""
     plain = buffet.METHODS["baseline"]
     scene = plain.scene(task.model.program64, task.region.center, 0)
-    bounds = bound_nodes(scene, task.region, buffet.relaxations.table.Relaxer(), plain.describe())
+    bounds = bound_nodes(scene, task.region, Relaxer(), plain.describe())
     shares = initial_parameters(bounds, "zero", only_alphas=True)
     return sum(4 * v.numel() for s in shares.values() for v in s.values())
 

@@ -25,6 +25,7 @@ from torch import Tensor
 import buffet
 from buffet.certificates.certificate import _describe, certify, kinds
 from buffet.lab.random_models import model_of
+from buffet.lab.soundness.campaign import known_methods
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.dice import ExtremeDice
 from buffet.lab.soundness.exact_points import ExactPoints, exact_points
@@ -114,7 +115,7 @@ def _shift(points: ExactPoints, dice: ExtremeDice) -> float:
 def forge(at: Situation, dice: ExtremeDice) -> bytes:
     """A certificate without boxes, with choices that are as good as any."""
     case, graph, plan = at.case, dice.pick(GRAPHS), dice.pick(PLANS)
-    method = buffet.methods.Method(softmax=graph if graph != "plain" else "lse")
+    method = buffet.Method(softmax=graph if graph != "plain" else "lse")
     scene = method.scene(case.model.program64, case.region.center, case.label)
     center = case.region.center.contiguous()
     described, extra = _describe(case.region, 0, {})
@@ -183,7 +184,7 @@ def _derivations(program: Program, everything: bool) -> list[dict[str, object]]:
 
 def honest(at: Situation, dice: ExtremeDice) -> bytes | None:
     """What the engine writes, if it proves anything."""
-    method = buffet.lab.soundness.known_methods()[dice.pick(HONEST)]
+    method = known_methods()[dice.pick(HONEST)]
     try:
         return certify(at.model, [at.case.region], method, at.case.label)[1]
     except buffet.BuffetError:

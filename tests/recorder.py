@@ -26,6 +26,7 @@ from buffet.certificates.certificate import certify
 from buffet.lab.random_models import random_model
 from buffet.lab.soundness.cases import Case, Dice, random_case, random_config
 from buffet.methods import method_named
+from buffet.system.allocator import keep_freed_memory
 
 SEEDS = range(36)
 DEEP = range(900, 906)
@@ -143,6 +144,7 @@ def main() -> int:
         "--tolerance", type=float, default=0.0, help="relative; changes up to it are counted only"
     )
     asked = parser.parse_args()
+    keep_freed_memory()
     before = json.loads(asked.file.read_text()) if asked.command == "compare" else {}
     found = record(lambda line: print(line, file=sys.stderr, flush=True))
     if asked.command == "record":

@@ -11,18 +11,47 @@
 True
 """
 
-from buffet.system import openmp as openmp  # before PyTorch
+from typing import TYPE_CHECKING
 
-# isort: split
-from buffet.certificates.certificate import Certificate, certify_to
-from buffet.engine import Engine
-from buffet.errors import BuffetError
-from buffet.loading import Model, load
-from buffet.methods import METHODS, Method
-from buffet.regions import Box, CandidateSet, LpBall, Region
-from buffet.results import Radius, TaskRadius, Verification
-from buffet.search.radius import radius
-from buffet.verification.verify import verify
+from buffet.lazy import lazy
+
+if TYPE_CHECKING:
+    from buffet import loading
+    from buffet.certificates.certificate import Certificate, certify_to
+    from buffet.engine import Engine
+    from buffet.errors import BuffetError
+    from buffet.loading import Model, load
+    from buffet.methods import METHODS, Method
+    from buffet.regions import Box, CandidateSet, LpBall, Region
+    from buffet.results import Radius, TaskRadius, Verification
+    from buffet.search.radius import radius
+    from buffet.verification.verify import verify
+    from buffet.version import __version__ as __version__
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "METHODS": "buffet.methods",
+        "Box": "buffet.regions",
+        "BuffetError": "buffet.errors",
+        "CandidateSet": "buffet.regions",
+        "Certificate": "buffet.certificates.certificate",
+        "Engine": "buffet.engine",
+        "LpBall": "buffet.regions",
+        "Method": "buffet.methods",
+        "Model": "buffet.loading",
+        "Radius": "buffet.results",
+        "Region": "buffet.regions",
+        "TaskRadius": "buffet.results",
+        "Verification": "buffet.results",
+        "__version__": "buffet.version",
+        "certify_to": "buffet.certificates.certificate",
+        "load": "buffet.loading",
+        "loading": "buffet.loading",
+        "radius": "buffet.search.radius",
+        "verify": "buffet.verification.verify",
+    },
+)
 
 __all__ = [
     "METHODS",
@@ -40,6 +69,7 @@ __all__ = [
     "Verification",
     "certify_to",
     "load",
+    "loading",
     "radius",
     "verify",
 ]

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buffet.errors import BuffetError
-from buffet.loading import Model
+
+if TYPE_CHECKING:
+    from buffet.loading import Model
 
 HEADER = "sentence\tlabel"
 HUB = "hf:"

@@ -18,7 +18,6 @@ from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Lessons
 from buffet.propagation.clean_run import Scene
 from buffet.regions import Region
-from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import side_by_side
 
 Trace = Callable[[list[int], int, Tensor], None]
@@ -93,7 +92,6 @@ def bound_margins(
     A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `control` with
     a memory lets an optimiser start from what it learned for the same words before.
     """
-    keep_freed_memory()
     scene = scene or method.scene(model.program64, region.center, label)
     engine.check(scene, method, region)
     step = batch_size(scene, method, region, engine)

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from buffet.compositions import COMPOSITIONS, Composition
 from buffet.errors import BuffetError
 from buffet.network import Program
 from buffet.optimisation.context import Control
 from buffet.optimisation.end_to_end import EndToEnd
 from buffet.optimisation.optimiser import Optimiser, Problem
-from buffet.optimisation.starts import STARTS
 from buffet.optimisation.steps import Learning
 from buffet.optimisation.table import OPTIMISERS, RULE_KEPT
 from buffet.propagation.clean_run import Scene
@@ -26,50 +26,10 @@ from buffet.regions import LpBall, Region
 from buffet.relaxations.softmax import SOFTMAXES
 from buffet.relaxations.table import PRODUCTS, RULE
 
-LARGEST_RATE = 1e6
-"""Of Adam: what is learned lies between 0 and 1."""
-
 
 @dataclass(frozen=True)
-class Method:
+class Method(Composition):
     """How margins are bounded; every part is a name in the table of its kind."""
-
-    propagation: str = "baf"  # PROPAGATIONS
-    product: str = "zero"  # PRODUCTS
-    softmax: str = "decomposed"  # SOFTMAXES
-    optimise: str = "none"  # OPTIMISERS
-    window: int | None = None  # with `backward`: attention layers to substitute through
-    cells: int = 1  # parts that a ball may be cut into, each proven on its own (`branching`)
-    steps: int = 100  # of the optimiser
-    rate: float = 0.05  # of Adam
-    start: str = "zero"  # α the optimiser starts from (STARTS)
-    rivals: tuple[str, ...] = ()  # methods that are asked too; the best answer counts
-    summary: str = ""
-
-    def __post_init__(self) -> None:
-        tables = {
-            "propagation": PROPAGATIONS,
-            "product": PRODUCTS,
-            "softmax": SOFTMAXES,
-            "optimise": OPTIMISERS,
-            "start": STARTS,
-        }
-        for name, table in tables.items():
-            if getattr(self, name) not in table:
-                raise BuffetError(
-                    f"unknown {name} '{getattr(self, name)}'; choose one of: {', '.join(table)}"
-                )
-        if self.window is not None and (self.propagation != "backward" or self.window < 1):
-            raise BuffetError(
-                f"window {self.window} with propagation '{self.propagation}': a window is a number of layers"
-                " ≥ 1 and goes with propagation 'backward'"
-            )
-        if self.cells < 1:
-            raise BuffetError(f"cells {self.cells}: a ball is cut into 1 cell or more")
-        if self.steps < 0:
-            raise BuffetError(f"steps {self.steps}: an optimiser takes 0 steps or more")
-        if not 0 < self.rate <= LARGEST_RATE:
-            raise BuffetError(f"rate {self.rate} must be a number > 0, and at most {LARGEST_RATE:g}")
 
     @property
     def optimiser(self) -> Optimiser:
@@ -151,47 +111,7 @@ class Method:
         return replace(self, optimise="none", rivals=())
 
 
-METHODS: Mapping[str, Method] = {
-    "interval": Method("interval", summary="interval arithmetic: instant, very loose"),
-    "forward": Method("forward", summary="linear forms pushed forward through every operation"),
-    "baseline": Method(summary="CROWN-BaF: backward per token, forward through attention, α = 0"),
-    "dual": Method(product="dual", summary="baseline with the other plane of every product, α = 1"),
-    "middle": Method(product="middle", summary="baseline with the mean of the two planes, α = ½"),
-    "r-buffet": Method(product="rule", summary="baseline with α by the rule on the fused ReLU's range"),
-    "o-buffet": Method(optimise="all", summary="baseline with every α learned, end to end"),
-    "lse": Method(softmax="lse", summary="baseline with log-sum-exp bounds of softmax"),
-    "lse+r-buffet": Method(softmax="lse", product="rule", summary="both: lse and r-buffet"),
-    "lse+o-buffet": Method(softmax="lse", optimise="all", summary="both: lse and o-buffet"),
-    "backward": Method("backward", summary="full backward substitution of every intermediate: tight, slower"),
-    "o-backward": Method(
-        "backward",
-        optimise="all",
-        summary="backward with every α learned, end to end: like alpha-CROWN, slow",
-    ),
-    "buffet": Method(
-        "backward",
-        softmax="differences",
-        optimise="tuned",
-        steps=30,
-        rate=0.1,
-        start="best",
-        rivals=(
-            "lse",
-            "baseline",
-            "interval",
-            "dual",
-            "middle",
-            "r-buffet",
-            "lse+r-buffet",
-            "forward",
-            "backward",
-            "o-buffet",
-            "lse+o-buffet",
-            "o-backward",
-        ),
-        summary="the tightest: backward, lse with score differences, everything free learned everywhere",
-    ),
-}
+METHODS: Mapping[str, Method] = {name: Method(**vars(parts)) for name, parts in COMPOSITIONS.items()}
 
 
 def method_named(name: str | Method, **changes: object) -> Method:

@@ -7,9 +7,12 @@ rounded up. The digits are taken from the exact value of the float, so no second
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 DIGITS = 4
+NAMED = 12
+"""Of more things than this, such as the patches of an image, not all are named."""
 
 
 def round_down(value: float, digits: int = DIGITS) -> str:
@@ -41,3 +44,33 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
 def plural(count: int, word: str) -> str:
     """The word as it goes with the count."""
     return word if count == 1 else f"{word}s"
+
+
+def counted(count: int, word: str) -> str:
+    """The count and the word as it goes with it: 1 layer, 3 layers."""
+    return f"{count} {plural(count, word)}"
+
+
+def at_least(bound: float | None, given: float | None = None) -> str:
+    """A lower bound as it is printed: rounded down, or a dash where there is none.
+
+    A `given` size was not computed, so it is repeated as it was given.
+    """
+    return "—" if bound is None else repr(given) if bound == given else round_down(bound)
+
+
+def at_most(bound: float | None, given: float | None = None) -> str:
+    """An upper bound as it is printed: rounded up, or a dash where there is none; a `given` one as it is."""
+    return "—" if bound is None else repr(given) if bound == given else round_up(bound)
+
+
+def norm_name(norm: float | str) -> str:
+    """A norm as people write it: L2, L∞."""
+    p = float(norm)
+    return "L∞" if p == float("inf") else f"L{p:g}"
+
+
+def listed(parts: Sequence[object]) -> list[str]:
+    """The parts by name; of very many, the first ones and the last."""
+    names = [str(part) for part in parts]
+    return names if len(names) <= NAMED else [*names[:3], "…", names[-1]]

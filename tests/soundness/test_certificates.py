@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_model_in_memory_has_no_certificate(tmp_path: Path) -> None:
     model = buffet.load(write_variant(tmp_path / "model", {}, 1))
-    bare = buffet.methods.replace(model, directory=None)
+    bare = replace(model, directory=None)
     with pytest.raises(buffet.BuffetError, match="in memory only"):
         certify_to(tmp_path / "proof", bare, buffet.LpBall(model.embed(TEXT), [2], 2), 0.01)

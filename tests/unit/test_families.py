@@ -14,6 +14,7 @@ from torch import Tensor
 import buffet
 from buffet.errors import BuffetError
 from buffet.loading import Model, ModelConfig, load, sources
+from buffet.loading.network import build_program
 from buffet.loading.tokenizer import word_level
 from buffet.network import Program
 
@@ -153,7 +154,7 @@ def test_the_check_would_notice_each_family_specific_part() -> None:
     for family, other in (("electra", "tanh"), ("distilbert", "gelu"), ("bert", "relu")):
         model = load(classifier(family))
         changed = model.config.model_copy(update={"head_act": other})
-        program = buffet.loading.network.build_program(changed, model.tensors)
+        program = build_program(changed, model.tensors)
         rows = model.embeddings.rows(ids)
         assert (model.logits(rows, mask) - program.evaluate(rows, mask)).abs().max() > 1e-3
 

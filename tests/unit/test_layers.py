@@ -12,20 +12,24 @@ import buffet
 import buffet_checker
 
 HOME, CHECKER = Path(buffet.__file__).parent, Path(buffet_checker.__file__).parent
-EVERYONE = {"errors"}
+EVERYONE = {"errors", "lazy"}
 LAYERS: dict[str, set[str]] = {
-    "network": set(),
+    "network": {"printing"},
     "regions": set(),
     "bounds": {"network"},
     "relaxations": {"network", "regions", "bounds"},
     "propagation": {"network", "regions", "bounds", "relaxations"},
     "optimisation": {"network", "regions", "bounds", "relaxations", "propagation"},
-    "methods": {"network", "regions", "bounds", "relaxations", "propagation", "optimisation"},
+    "compositions": set(),
+    "methods": {"compositions", "network", "regions", "bounds", "relaxations", "propagation", "optimisation"},
     "footprint": {"network", "propagation", "optimisation", "methods"},
     "attack": {"network", "regions", "system"},
-    "loading": {"network", "regions", "system"},
+    "loading": {"network", "printing", "regions", "system"},
     "training": {"network", "loading", "data", "system"},
     "system": set(),
+    "printing": set(),
+    "verdicts": set(),
+    "results": {"compositions", "printing", "regions", "verdicts"},
 }
 """What a package or module may import of buffet besides `EVERYONE`; those not named import what they need."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import buffet.loading.sources as loading_model
+import buffet.loading.directories as directories
 from buffet.errors import BuffetError
 from buffet.loading import ModelConfig, available, load
 from buffet.loading.checkpoint import write_checkpoint
@@ -272,8 +272,8 @@ def test_a_tokenizer_with_more_words_than_embeddings_is_refused(tmp_path: Path) 
 
 def test_an_unknown_name_lists_the_embedded_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "one")
-    monkeypatch.setattr(loading_model, "MODELS", tmp_path)
-    monkeypatch.setattr(loading_model, "DEFAULT", "one")
+    monkeypatch.setattr(directories, "MODELS", tmp_path)
+    monkeypatch.setattr(directories, "DEFAULT", "one")
     assert available() == ("one",)
     assert load().name == load("one").name == "one"
     for missing in ("two", tmp_path / "two", "two\nlines", "long" * 5000, "nul\0byte"):

@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from buffet import attack
+from buffet.cli import main
 from buffet.errors import BuffetError
+from buffet.experiments.workers import Done, LocalFleet, Ready
 from buffet.system import parallel
+from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import side_by_side
 from random_encoders import ball, encoder
 
@@ -96,22 +100,49 @@ def test_results_are_told_one_by_one_in_the_order_of_the_items(threads):
     [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
 )
 def test_threads_do_not_spin_for_long_unless_the_user_says_how_to_wait(given, spins):
-    """It has to be said before PyTorch is loaded."""
+    """The command line says so, before PyTorch is loaded; the library leaves that to whoever uses it."""
     code = (
-        "import builtins, os\n"
+        "import builtins, os, sys\n"
         "load, seen = builtins.__import__, []\n"
         "def watch(name, *rest):\n"
         "    if name == 'torch' and not seen: seen.append(os.environ.get('GOMP_SPINCOUNT'))\n"
         "    return load(name, *rest)\n"
         "builtins.__import__ = watch\n"
-        "import buffet\n"
+        "{}\n"
         "print(seen[0])"
     )
     others = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == spins
+
+    def seen(uses: str) -> str:
+        command = [sys.executable, "-c", code.format(uses)]
+        done = subprocess.run(command, env=others | given, capture_output=True, text=True, check=True)
+        return done.stdout.split()[-1]
+
+    assert seen("from buffet.cli import main; main(['models'])") == spins
+    assert seen("import buffet; buffet.load") == given.get("GOMP_SPINCOUNT", "None")
+
+
+@linux
+def test_workers_keep_freed_memory_and_spin_as_briefly_as_the_command_line_that_started_them(monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    main(["--version"])
+    fleet = LocalFleet(1, 1)
+    worker = fleet.hire()
+    try:
+        assert isinstance(fleet.hear([worker], 60.0)[0][1], Ready)
+        fleet.send(worker, Look())
+        assert fleet.hear([worker], 60.0) == [(worker, Done(("5000", 1)))]
+    finally:
+        fleet.dismiss(worker)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A job that says how its process waits, and whether it asked for freed memory to be kept."""
+
+    def run(self) -> tuple[str | None, int]:
+        return os.environ.get("GOMP_SPINCOUNT"), keep_freed_memory.cache_info().currsize
 
 
 @pytest.mark.parametrize(("split", "expected"), [(2**17, 1), (1, 2)])

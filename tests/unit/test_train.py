@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from buffet.data import read_data, read_tsv
 from buffet.errors import BuffetError
 from buffet.loading import load
-from buffet.loading.sources import MODELS
+from buffet.loading.directories import MODELS
 from buffet.training import Progress, TrainSettings, preset_names, preset_values, train
 from buffet.training.corpus import encode, make_batches, word_pieces
 from buffet.training.run import start_network

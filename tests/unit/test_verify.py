@@ -18,7 +18,7 @@ from buffet.loading import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.network import Builder, Mean
 from buffet.regions import Box, CandidateSet, LpBall
-from buffet.results import Verification
+from buffet.results import Subject, Verification
 from buffet.verification.verify import clean_answer, verify
 
 WIDTH = 8
@@ -83,7 +83,8 @@ def test_margins_that_prove(monkeypatch):
 def test_the_verdict_of_all_tasks_together():
     def together(*verdicts: str) -> str:
         margins = torch.ones(len(verdicts), 1).double()
-        return Verification(0, verdicts, margins, 1.0, (None,) * len(verdicts), 0.0).verdict
+        about = Subject.of(model(), LpBall(sentence(), [[1]] * len(verdicts)), METHODS["baseline"])
+        return Verification(0, verdicts, margins, 1.0, (None,) * len(verdicts), 0.0, about).verdict
 
     assert together("certified", "certified") == "certified"
     assert together("certified", "unknown") == "unknown"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,20 +13,19 @@ from rich.table import Table
 from buffet.cli.options import DEVICE_HELP, parse_memory
 from buffet.cli.terminal import print_json, print_table, progress_bar
 from buffet.errors import BuffetError
-from buffet.lab.bench.cases import NAMED, WINDOWED, BenchCase, Named, selection
-from buffet.lab.bench.comparison import Change, compare
-from buffet.lab.bench.costs import Machine, estimate
-from buffet.lab.bench.growth import AXES, QUANTITIES, curves, draw
-from buffet.lab.bench.running import Limits, Row, document, read_document, run_cases
-from buffet.lab.peers import Rivalry, peer_named, run_rivals
-from buffet.system.devices import device_named
 from buffet.system.files import write_atomically
+
+if TYPE_CHECKING:
+    from buffet.lab.bench.cases import BenchCase, Named
+    from buffet.lab.bench.comparison import Change
+    from buffet.lab.bench.running import Limits, Row
+    from buffet.lab.peers import Rivalry
 
 EXAMPLES = (
     "buffet bench",
     "buffet bench --methods baseline,backward --json > before.json",
     "buffet bench --methods baseline,backward --against before.json --fail-above 1.2",
-    f"buffet bench --layers 12 --tokens 16 --width 128 --methods baseline,backward,{WINDOWED} --limit 600",
+    "buffet bench --layers 12 --tokens 16 --width 128 --methods baseline,backward,backward/2 --limit 600",
     "buffet bench --full --out out/bench",
     "buffet bench --peer auto_LiRPA",
     "buffet bench --estimate --layers 12 --tokens 64 --width 768",
@@ -38,7 +37,7 @@ def bench(
     methods: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help=f"Only these, separated by commas; **{WINDOWED}** has a window of 2 layers."
+            metavar="NAMES", help="Only these, separated by commas; **backward/2** has a window of 2 layers."
         ),
     ] = None,
     layers: Annotated[
@@ -87,6 +86,12 @@ def bench(
 
     Exit code 0: done. 1: slower than **--fail-above** allows. 2: bad input, or no such peer.
     """
+    from buffet.lab.bench.cases import NAMED, selection
+    from buffet.lab.bench.comparison import compare
+    from buffet.lab.bench.growth import curves, draw
+    from buffet.lab.bench.running import Limits, document, run_cases
+    from buffet.system.devices import device_named
+
     if fail_above is not None and not (against and 0 < fail_above < math.inf):
         raise BuffetError("--fail-above: give a ratio above 0, and --against with it")
     if peer is not None and (out or against):
@@ -135,6 +140,8 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> list[Row]:
+    from buffet.lab.bench.running import read_document
+
     try:
         return read_document(path.read_text(), str(path))
     except UnicodeDecodeError:
@@ -157,6 +164,8 @@ def _sizes(case: BenchCase) -> tuple[str, ...]:
 
 
 def _print(rows: Sequence[Row], named: Sequence[Named]) -> None:
+    from buffet.lab.bench.growth import AXES, QUANTITIES, curves
+
     references = {n.case: n for n in named}
     costs = ("CPU ms", "wall ms", "M", "best", "±", "peak MB", "GFLOP", "of rate")
     fixed = [row for row in rows if row.case in references]
@@ -242,6 +251,8 @@ def _print_changes(changes: Sequence[Change], notes: Sequence[str]) -> None:
 
 
 def _peer(name: str, cases: Sequence[BenchCase], limits: Limits, device: str, json: bool) -> None:
+    from buffet.lab.peers import peer_named, run_rivals
+
     peer = peer_named(name)
     found: list[Rivalry] = []
     mine = [case for case in cases if peer.method_for(case)]
@@ -266,6 +277,8 @@ def _peer(name: str, cases: Sequence[BenchCase], limits: Limits, device: str, js
 
 
 def _estimate(cases: Sequence[BenchCase], device: str, json: bool) -> None:
+    from buffet.lab.bench.costs import Machine, estimate
+
     machine = Machine.here(device)
     found = [(case, expected) for case in cases if (expected := estimate(case))]
     if not found:

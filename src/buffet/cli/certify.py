@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.options import (
-    DEVICE_HELP,
-    parse_eps,
-    parse_memory,
-    parse_norm,
-    within,
-)
-from buffet.cli.request import Request, certify_to, run
-from buffet.cli.terminal import print_json, print_report, progress_bar
+from buffet.cli.options import DEVICE_HELP, parse_eps, parse_memory, parse_norm, within
+from buffet.cli.terminal import print_json, progress_bar
+from buffet.compositions import PARTS
 from buffet.errors import BuffetError
-from buffet.loading import DEFAULT
-from buffet.optimisation.starts import STARTS
-from buffet.optimisation.table import OPTIMISERS
-from buffet.propagation.plan import PROPAGATIONS
-from buffet.relaxations.softmax import SOFTMAXES
-from buffet.relaxations.table import PRODUCTS
-from buffet.report import render_html
-from buffet.search.root_finding import STRATEGIES
-from buffet.system.devices import device_named
+from buffet.loading.directories import DEFAULT
 from buffet.system.files import check_writable, write_atomically
-from buffet.verification.verify import checked_budget
+
+if TYPE_CHECKING:
+    from buffet.cli.request import Request
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film"',
@@ -40,6 +28,8 @@ EXAMPLES = (
     "buffet certify TEXT --model path/to/checkpoint --threads 2 --memory 4GB",
     "buffet certify digits:17 --model digits-vit --norm inf --words together",
 )
+
+CHOICES = {part: ", ".join(names) for part, names in PARTS.items()}
 
 
 def certify(
@@ -84,16 +74,19 @@ def certify(
     ] = "buffet",
     propagation: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Replace the method's propagation: {', '.join(PROPAGATIONS)}."),
+        typer.Option(metavar="NAME", help=f"Replace the method's propagation: {CHOICES['propagation']}."),
     ] = None,
     product: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Replace its choice of planes: {', '.join(PRODUCTS)}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"Replace its choice of planes: {CHOICES['product']}."),
     ] = None,
     softmax: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Replace its softmax bounds: {', '.join(SOFTMAXES)}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"Replace its softmax bounds: {CHOICES['softmax']}."),
     ] = None,
     optimise: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Replace what is learned: {', '.join(OPTIMISERS)}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"Replace what is learned: {CHOICES['optimise']}."),
     ] = None,
     steps: Annotated[
         int | None,
@@ -101,7 +94,7 @@ def certify(
     ] = None,
     rate: Annotated[float | None, typer.Option(metavar="R", help="Its learning rate (Adam).")] = None,
     start: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"The α it starts from: {', '.join(STARTS)}.")
+        str | None, typer.Option(metavar="NAME", help=f"The α it starts from: {CHOICES['start']}.")
     ] = None,
     window: Annotated[
         int | None,
@@ -188,6 +181,13 @@ def certify(
 
     Exit code 0: every task certified (without --eps: every radius above 0). 1: not certified. 2: bad input.
     """
+    from buffet.cli.answer import print_report
+    from buffet.cli.request import Request, certify_to, run
+    from buffet.report import render_html
+    from buffet.search.root_finding import STRATEGIES
+    from buffet.system.devices import device_named
+    from buffet.verification.verify import checked_budget
+
     request = Request(
         text=text,
         model=model,

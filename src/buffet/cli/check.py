@@ -8,17 +8,13 @@ from typing import Annotated
 import typer
 
 from buffet.errors import BuffetError
-from buffet.loading.sources import DEFAULT, locate
-from buffet_checker import BadInputError
-from buffet_checker import check as judge
-from buffet_checker.report import as_json, as_lines
-from buffet_checker.wording import printable
+from buffet.loading.directories import DEFAULT, locate
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film" --eps 0.1 --certificate proof.safetensors',
     "buffet check proof.safetensors",
     "buffet check proof.safetensors --model path/to/checkpoint --json",
-    "python -m buffet_checker proof.safetensors --model path/to/checkpoint   # the same, without torch",
+    "python -m buffet_checker proof.safetensors --model path/to/checkpoint   # the same, without buffet",
 )
 
 
@@ -42,6 +38,11 @@ def check(
 
     Exit code 0: accepted. 1: rejected. 2: bad input.
     """
+    from buffet_checker import BadInputError
+    from buffet_checker import check as judge
+    from buffet_checker.report import as_json, as_lines
+    from buffet_checker.wording import printable
+
     try:
         result = judge(file, locate(model)[1])
     except BadInputError as error:

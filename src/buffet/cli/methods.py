@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table
-from buffet.methods import METHODS
+from buffet.compositions import COMPOSITIONS
 
 
 def methods(
@@ -17,11 +17,11 @@ def methods(
 ) -> None:
     """List the methods that --method takes, from the loosest and fastest on."""
     if json:
-        print_json({name: asdict(method) for name, method in METHODS.items()})
+        print_json({name: asdict(method) for name, method in COMPOSITIONS.items()})
         return
     parts = ("propagation", "product", "softmax", "optimise")
     table = Table("method", *parts, "what it does", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, method in METHODS.items():
+    for name, method in COMPOSITIONS.items():
         table.add_row(name, *(getattr(method, part) for part in parts), method.summary)
     print_table(table)
     typer.echo(

@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table
-from buffet.loading.families import read_architecture
-from buffet.loading.sources import DEFAULT, MODELS, available, checked
+from buffet.loading.directories import DEFAULT, MODELS, available
 from buffet.printing import round_up
 
 
@@ -57,6 +56,8 @@ def models(
 
 def _check(source: str, json: bool) -> None:
     """Say what a model is, and how far its program is from its source."""
+    from buffet.loading import checked
+
     model, difference = checked(source)
     config = model.config
     if json:
@@ -70,6 +71,8 @@ def _check(source: str, json: bool) -> None:
 
 def describe(name: str) -> dict[str, Any]:
     """What config.json and the model card say about an embedded model; the weights are not read."""
+    from buffet.loading.families import read_architecture
+
     directory = MODELS / name
     config = read_architecture(directory / "config.json").config
     return {

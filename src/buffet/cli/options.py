@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from buffet.errors import BuffetError
-from buffet.loading import Encoding
+
+if TYPE_CHECKING:
+    from buffet.loading import Encoding
 
 DEVICE_HELP = "Where to compute: **cpu**, **cuda**, **cuda:1**, …, or **auto**: a GPU if there is one."
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from buffet.errors import BuffetError
-from buffet.report.sweep import read_sources, sweep_page
 from buffet.system.files import check_writable, write_atomically
 
 EXAMPLES = (
@@ -47,6 +46,8 @@ def report(
 
     Certified numbers are rounded down, attacked ones up.
     """
+    from buffet.report.sweep import read_sources, sweep_page
+
     target = out or rows[0].with_suffix(".html")
     check_writable(target)
     if any(target.resolve() == source.resolve() for source in rows):

@@ -7,15 +7,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from buffet.cli.options import parse_norm, within
 from buffet.errors import BuffetError
-from buffet.experiments.workers import LocalFleet
-from buffet.lab import reproduce as evaluation
-from buffet.lab.reproduce import SCALES, Scale, Stage, Workspace
+
+if TYPE_CHECKING:
+    from buffet.lab.reproduce import Scale, Stage
 
 EXAMPLES = (
     "buffet reproduce --data path/to/data --out results",
@@ -59,12 +59,15 @@ def reproduce(
 
     It can be interrupted at any moment, in any way: the same command continues.
     """
+    from buffet.experiments.workers import LocalFleet
+    from buffet.lab import reproduce as evaluation
+
     chosen = _scale(scale, norm)
     if workers is not None:
         within("--workers", workers, 1, 4096)
     if models is not None and not models.is_dir():
         raise BuffetError(f"--models: {models}: no such directory; leave it out to train the models")
-    place = Workspace(data, _prepared(out), models)
+    place = evaluation.Workspace(data, _prepared(out), models)
     fleet = LocalFleet(workers, 1)
     page = evaluation.reproduce(
         place, chosen, fleet, command=_command(chosen), draw_only=draw_only, report=_Log()
@@ -73,6 +76,8 @@ def reproduce(
 
 
 def _scale(name: str, norm: str) -> Scale:
+    from buffet.lab.reproduce import SCALES
+
     if name not in SCALES:
         raise BuffetError(f"--scale: unknown scale {name!r}; choose one of: {', '.join(SCALES)}")
     return replace(SCALES[name], norm=parse_norm(norm))

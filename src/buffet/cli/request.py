@@ -264,21 +264,11 @@ def _radii(
     )
     tasks = [
         TaskResult(
-            words=task.words,
-            tokens=tuple(encoding.tokens[i] for i in task.words),
-            verdict="certified"
-            if task.certified > 0
-            else "falsified"
-            if found.clean_margin < 0
-            else "unknown",
-            certified=task.certified,
-            attacked=_finite(task.attacked),
-            margin=_finite(task.margin),
-            margins=None,
-            counterexample=None,
-            evaluations=task.evaluations,
+            **{name: task[name] for name in ("words", "verdict", "certified", "attacked", "margin")},
+            tokens=tuple(encoding.tokens[i] for i in task["words"]),
+            evaluations=task["evaluations"],
         )
-        for task in found.tasks
+        for task in found.records()
     ]
     return _Part(tasks, found.evaluations, found.seconds, found.attack_seconds)
 
@@ -311,25 +301,14 @@ def _verdicts(
         engine=engine,
     )
     progress(1.0)
-    others = [name for i, name in enumerate(model.labels) if i != label]
-    tasks = []
-    for t, words in enumerate(map(tuple, region.moved.tolist())):
-        verdict, margins, point = found.verdicts[t], found.margins[t].tolist(), found.counterexamples[t]
-        tasks.append(
-            TaskResult(
-                words=words,
-                tokens=tuple(encoding.tokens[i] for i in words),
-                verdict=verdict,
-                certified=request.eps if verdict == "certified" else 0.0,
-                attacked=request.eps if verdict == "falsified" else None,
-                margin=_finite(float(found.margins[t].min())),
-                margins={name: _finite(m) for name, m in zip(others, margins, strict=True)},
-                counterexample=None if point is None else point[list(words)].tolist(),
-                evaluations=1,
-            )
+    tasks = [
+        TaskResult(
+            **{name: task[name] for name in ("words", "verdict", "margin", "margins", "counterexample")},
+            tokens=tuple(encoding.tokens[i] for i in task["words"]),
+            certified=request.eps if task["verdict"] == "certified" else 0.0,
+            attacked=request.eps if task["verdict"] == "falsified" else None,
+            evaluations=1,
         )
+        for task in found.records()
+    ]
     return _Part(tasks, 1, found.seconds, trace=told)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

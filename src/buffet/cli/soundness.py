@@ -6,16 +6,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table, progress_bar
-from buffet.lab.soundness import Progress, Violation, campaign, strict_campaign
-from buffet.lab.soundness.mutants import Caught, hunt
-from buffet.lab.soundness.mutations import MUTANTS
+
+if TYPE_CHECKING:
+    from buffet.lab.soundness import Progress, Violation
+    from buffet.lab.soundness.mutants import Caught
 
 EXAMPLES = (
     "buffet soundness",
@@ -65,6 +65,10 @@ def soundness(
 
     Exit code 0: nothing broke a bound (every mutant was noticed). 1: something did (one was not).
     """
+    import torch
+
+    from buffet.lab.soundness import campaign, strict_campaign
+
     torch.set_num_threads(1)
     if mutants:
         raise typer.Exit(_mutants(json))
@@ -73,6 +77,8 @@ def soundness(
 
 
 def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool) -> int:
+    from buffet.lab.soundness import Progress
+
     now = Progress(seed, seed)
     try:
         with progress_bar("checking") as report:
@@ -126,6 +132,9 @@ def _told(v: Violation) -> str:
 
 
 def _mutants(json: bool) -> int:
+    from buffet.lab.soundness.mutants import hunt
+    from buffet.lab.soundness.mutations import MUTANTS
+
     caught: list[Caught] = []
     with progress_bar("hunting") as report:
         for mutant in MUTANTS:

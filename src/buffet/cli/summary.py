@@ -11,8 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from buffet.cli.terminal import print_json, print_table
-from buffet.experiments import read_rows, summarise
-from buffet.experiments.summary import HEADER, cells, markdown
 
 EXAMPLES = ("buffet summary rows.ndjson", "buffet summary rows.ndjson --reference lse --markdown")
 
@@ -31,6 +29,9 @@ def summary(
     answered. **cert./att.**: mean of certified divided by attacked radius, and the share of tasks in which
     it is at least 0.8 and 0.5. **time ×**: seconds divided by the reference's, over the same tasks.
     """
+    from buffet.experiments.rows import read_rows
+    from buffet.experiments.summary import HEADER, cells, markdown, summarise
+
     lines = summarise(read_rows(rows), reference)
     if json:
         print_json([asdict(line) for line in lines])

@@ -9,22 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from buffet import experiments
 from buffet.cli.options import DEVICE_HELP, within
 from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
-from buffet.experiments import Outcome, Progress, SweepConfig, read_sweep
-from buffet.experiments.cluster import ray_fleet
-from buffet.experiments.plan import make_plan
-from buffet.experiments.workers import Fleet, LocalFleet
-from buffet.system.devices import device_named
+
+if TYPE_CHECKING:
+    from buffet.experiments import Outcome, Progress, SweepConfig
+    from buffet.experiments.workers import Fleet
 
 EXAMPLES = (
     "buffet sweep sweep.toml",
@@ -100,8 +98,19 @@ def sweep(
 
     Exit code 0: all tasks have an answer. 1: some failed. 2: bad input.
     """
+    from buffet import experiments
+    from buffet.experiments.cluster import ray_fleet
+    from buffet.experiments.plan import make_plan
+    from buffet.experiments.workers import LocalFleet
+    from buffet.system.devices import device_named
+
     chosen = _with_options(
-        read_sweep(config), workers=workers, threads=threads, limit=limit, gpus=gpus, device=device
+        experiments.read_sweep(config),
+        workers=workers,
+        threads=threads,
+        limit=limit,
+        gpus=gpus,
+        device=device,
     )
     if backend == "local" or chosen.run.device == "cpu":
         device_named(chosen.run.device)  # workers elsewhere may have what is missing here

@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-import buffet.training as training
 from buffet.cli.terminal import print_json, progress_bar
 from buffet.training import Progress, TrainSettings, TrainSummary, presets
-from buffet.training.state import resume_file
 
 EXAMPLES = (
     "buffet train sst-small-3 --data path/to/sst2",
@@ -77,6 +75,8 @@ variance and words as tokens unless said otherwise.
 
 
 def run(json: bool, **values: object) -> None:
+    from buffet.training.state import resume_file
+
     settings = TrainSettings.of(**values)
     resume = resume_file(settings.out)
     if resume.exists() and not settings.restart:
@@ -98,6 +98,8 @@ def run(json: bool, **values: object) -> None:
 
 
 def _train(settings: TrainSettings) -> TrainSummary:
+    from buffet.training import train
+
     with progress_bar("training") as bar:
 
         def report(now: Progress) -> None:
@@ -109,7 +111,7 @@ def _train(settings: TrainSettings) -> TrainSummary:
                     err=True,
                 )
 
-        return training.train(settings, report)
+        return train(settings, report)
 
 
 def _help() -> str:
@@ -134,7 +136,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     for name, field in TrainSettings.model_fields.items():
         kind, metavar = _kind(field.annotation)
         if name == "preset":
-            info: Any = typer.Argument(metavar="PRESET", help=HELP[name], show_default=training.DEFAULT)
+            info: Any = typer.Argument(metavar="PRESET", help=HELP[name], show_default=presets.DEFAULT)
         elif kind is bool:
             info = typer.Option(f"--{name.replace('_', '-')}", help=HELP.get(name))
         else:

@@ -19,6 +19,7 @@ import torch
 
 from buffet.errors import BuffetError
 from buffet.experiments.workers import Died, Done, Failed, Job, News, Ready, execute
+from buffet.system.allocator import keep_freed_memory
 
 CONNECT_SECONDS = 5.0
 
@@ -27,6 +28,7 @@ class Member:
     """The actor: a process somewhere in the cluster."""
 
     def __init__(self, threads: int) -> None:
+        keep_freed_memory()
         torch.set_num_threads(threads)
 
     def ready(self) -> Ready:

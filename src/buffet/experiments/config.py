@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from buffet.errors import BuffetError
 from buffet.loading.config import explain
-from buffet.loading.sources import available
+from buffet.loading.directories import available
 from buffet.methods import Method, method_named
 from buffet.search.radius import STRATEGIES
 

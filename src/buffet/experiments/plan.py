@@ -20,7 +20,7 @@ from buffet.errors import BuffetError
 from buffet.experiments.config import SweepConfig
 from buffet.loading import Model, load
 from buffet.loading.checkpoint import WEIGHTS
-from buffet.loading.sources import MODELS, available
+from buffet.loading.directories import MODELS, available
 from buffet.methods import Method
 
 MOST_TASKS = 100_000

@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 
 from buffet.errors import BuffetError
+from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import cores
 
 STILLBORN = 3
@@ -263,6 +264,7 @@ def serve(line: Connection, threads: int) -> None:
     # The driver decides what an interrupt means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    keep_freed_memory()
     torch.set_num_threads(threads)
     try:
         line.send(Ready(os.getpid()))

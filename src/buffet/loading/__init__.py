@@ -1,11 +1,34 @@
 """Anyone's classifier → `Model`: configuration, weights, tokenizer, program."""
 
-from buffet.loading.config import ModelConfig
-from buffet.loading.images import ImageModel
-from buffet.loading.model import Embeddings, Model
-from buffet.loading.pytorch import EncoderClassifier
-from buffet.loading.sources import DEFAULT, available, checked, load
-from buffet.loading.tokenizer import Encoding, Tokenizer
+from typing import TYPE_CHECKING
+
+from buffet.lazy import lazy
+
+if TYPE_CHECKING:
+    from buffet.loading.config import ModelConfig
+    from buffet.loading.directories import DEFAULT, available
+    from buffet.loading.images import ImageModel
+    from buffet.loading.model import Embeddings, Model
+    from buffet.loading.pytorch import EncoderClassifier
+    from buffet.loading.sources import checked, load
+    from buffet.loading.tokenizer import Encoding, Tokenizer
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "DEFAULT": "buffet.loading.directories",
+        "Embeddings": "buffet.loading.model",
+        "EncoderClassifier": "buffet.loading.pytorch",
+        "Encoding": "buffet.loading.tokenizer",
+        "ImageModel": "buffet.loading.images",
+        "Model": "buffet.loading.model",
+        "ModelConfig": "buffet.loading.config",
+        "Tokenizer": "buffet.loading.tokenizer",
+        "available": "buffet.loading.directories",
+        "checked": "buffet.loading.sources",
+        "load": "buffet.loading.sources",
+    },
+)
 
 __all__ = [
     "DEFAULT",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,7 @@ class Architecture:
 
     config: ModelConfig
     family: Family
+    model_type: str = "bert"  # what the family is called
 
     @classmethod
     def of(cls, raw: Any, where: str) -> Architecture:
@@ -125,9 +126,8 @@ class Architecture:
         try:
             family = _family(raw)
             merged = {**family.defaults, **{family.keys.get(key, key): value for key, value in raw.items()}}
-            architecture = cls(
-                ModelConfig.model_validate({**merged, **family.facts, "model_type": "bert"}), family
-            )
+            config = ModelConfig.model_validate({**merged, **family.facts, "model_type": "bert"})
+            architecture = cls(config, family, raw.get("model_type", "bert"))
         except ValidationError as error:
             raise BuffetError(f"{where}: {explain(error)}") from None
         except ValueError as error:
@@ -141,7 +141,7 @@ class Architecture:
                 f"{where}: max_position_embeddings is {rows + self.skipped}, "
                 f"but positions start at pad_token_id + 1 = {self.skipped}"
             )
-        return Architecture(self.config.model_copy(update={"max_position_embeddings": rows}), self.family)
+        return replace(self, config=self.config.model_copy(update={"max_position_embeddings": rows}))
 
     @property
     def skipped(self) -> int:

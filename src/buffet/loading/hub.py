@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from buffet.errors import BuffetError
@@ -13,11 +12,6 @@ from buffet.loading.vocabulary import KINDS
 SAFETENSORS = ("model*.safetensors", "model.safetensors.index.json")
 PYTORCH = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 TOKENIZER = (*KINDS, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether `name` reads like ``owner/model``."""
-    return re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", name, re.ASCII) is not None
 
 
 def fetch(name: str) -> Path:

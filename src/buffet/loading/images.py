@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ Image = str | Path | Tensor | np.ndarray
 Pixels = Float[Tensor, "channels height width"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageModel(Model):
     """An image classifier ready to be verified. Its rows are the pixels of the patches, in [0, 1].
 
@@ -59,11 +60,19 @@ class ImageModel(Model):
     def encode(self, image: Image) -> Encoding:
         """The class token and the patches, each called by its line and column."""
         self.embed(image)
+        names = self._names()
+        count = len(names)
+        special = (True, *[False] * (count - 1))
+        return Encoding(names, tuple(range(count)), (0,) * count, special, (False,) * count)
+
+    def read(self, x: Float[Tensor, "tokens width"], rows: Sequence[int]) -> list[str | None]:
+        """What these rows are called: the names of patches, whatever is in them."""
+        names = self._names()
+        return [names[row] if len(x) == len(names) else None for row in rows]
+
+    def _names(self) -> tuple[str, ...]:
         side = self.config.side
-        patches = [f"({line},{column})" for line in range(side) for column in range(side)]
-        count = 1 + len(patches)
-        special = (True, *(False for _ in patches))
-        return Encoding(("[CLASS]", *patches), tuple(range(count)), (0,) * count, special, (False,) * count)
+        return "[CLASS]", *(f"({line},{column})" for line in range(side) for column in range(side))
 
 
 def rows_of(

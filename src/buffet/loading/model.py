@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from buffet.loading.config import ModelConfig
 from buffet.loading.network import build_program
 from buffet.loading.tokenizer import Encoding, Tokenizer
 from buffet.network import Program
+from buffet.printing import counted, listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Embeddings:
         return torch.nn.functional.embedding(ids, self.words) + kinds + self.positions[: ids.shape[-1]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A classifier ready to be verified. The weights are float32, as they are in the checkpoint."""
 
@@ -57,6 +58,17 @@ class Model:
     tokenizer: Tokenizer | None
     tensors: Mapping[str, Tensor]
     directory: Path | None = None  # where it was read from; None: from memory
+    family: str = "bert"  # the model_type of its configuration; `config` itself is in BERT's words
+
+    def __repr__(self) -> str:
+        config = self.config
+        layers = counted(config.num_hidden_layers, "layer")
+        heads = counted(config.num_attention_heads, "head")
+        size = sum(tensor.numel() for tensor in self.tensors.values())
+        return (
+            f"{type(self).__name__}({self.name!r}, {self.family}, {layers}, width {config.hidden_size},"
+            f" {heads}, classes {', '.join(listed(self.labels))}, {size:,} parameters)"
+        )
 
     @cached_property
     def embeddings(self) -> Embeddings:
@@ -112,6 +124,25 @@ class Model:
     def spelling(self, number: int) -> str | None:
         """The token of an id; rows of the table may be left that no token has."""
         return None if self.tokenizer is None else self.tokenizer.inner.id_to_token(number)
+
+    def read(self, x: Float[Tensor, "tokens width"], rows: Sequence[int]) -> list[str | None]:
+        """The tokens that `embed` gives these rows of `x`, to the last bit; None: no token, or several."""
+        return [self._token(x[row], row) for row in rows]
+
+    def _token(self, row: Float[Tensor, "width"], position: int) -> str | None:
+        tables = self.embeddings
+        short = row.to(tables.words)
+        exact = torch.equal(short.double(), row.to(short.device, torch.float64))
+        if not exact or position >= len(tables.positions) or len(row) != tables.words.shape[1]:
+            return None
+        found = set[int]()
+        for kind in tables.types:
+            # In the order of `Embeddings.rows`; one column tells almost all of them apart.
+            first = tables.words[:, 0] + kind[0] + tables.positions[position, 0]
+            likely = (first == short[0]).nonzero()[:, 0]
+            same = (tables.words[likely] + kind + tables.positions[position] == short).all(-1)
+            found.update(likely[same].tolist())
+        return self.spelling(found.pop()) if len(found) == 1 else None
 
     def special(self, text: str) -> list[bool]:
         """For every token, whether it is special ([CLS], [SEP], …) and no word of the text."""

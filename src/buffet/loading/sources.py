@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from buffet.errors import BuffetError
 from buffet.loading.agreement import as_float32, check_agreement
 from buffet.loading.config import ModelConfig, one_line
+from buffet.loading.directories import locate
 from buffet.loading.families import Architecture, read_architecture, read_json
-from buffet.loading.hub import fetch, is_hub_id
 from buffet.loading.images import ImageModel, check_images
 from buffet.loading.model import Model
 from buffet.loading.network import build_program
@@ -28,14 +27,6 @@ from buffet.loading.vision import (
 )
 from buffet.loading.vocabulary import tokenizer_of
 from buffet.loading.weights import Stored, in_memory, open_weights, read_tensors
-
-MODELS = Path(__file__).parent.parent / "models"
-DEFAULT = "sst2-small"
-
-
-def available() -> tuple[str, ...]:
-    """The names of the models shipped inside the package."""
-    return tuple(sorted(entry.parent.name for entry in MODELS.glob("*/config.json")))
 
 
 def load(
@@ -120,31 +111,15 @@ def _shapes(stored: Mapping[str, Stored]) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for name, tensor in stored.items()}
 
 
-def locate(source: str | Path | None) -> tuple[str, Path]:
-    """The name of a model, and the directory it is read from."""
-    name = DEFAULT if source is None else source
-    if name in available():
-        return str(name), MODELS / name
-    directory = Path(name)
-    # os.path answers False where Path raises: names too long, forbidden folders
-    if os.path.isdir(directory):
-        return directory.resolve().name, directory
-    if isinstance(name, str) and is_hub_id(name) and not os.path.isfile(directory):
-        return name, fetch(name)
-    listed = ", ".join(available()) or "none"
-    what = "a file, not a checkpoint directory" if os.path.isfile(directory) else "no such directory"
-    raise BuffetError(f"{str(name)!r}: {what}; give a checkpoint directory or an embedded model ({listed})")
-
-
 def _assemble(
     name: str, architecture: Architecture, stored: Mapping[str, Stored], where: str, tokenizer: object
 ) -> Model:
     config, tensors = architecture.config, read_tensors(stored, architecture, where)
     program = build_program(config, tensors)
     if isinstance(config, ImageConfig):
-        return ImageModel(name, config, program, None, tensors)
+        return ImageModel(name, config, program, None, tensors, family=architecture.model_type)
     words = None if tokenizer is None else tokenizer_of(tokenizer, config.vocab_size)
-    return Model(name, config, program, words, tensors)
+    return Model(name, config, program, words, tensors, family=architecture.model_type)
 
 
 def _from_module(module: nn.Module, tokenizer: object) -> Model:

@@ -196,7 +196,7 @@ def image_architecture(
         raise BuffetError(f"{where}: {explain(error)}") from None
     except (ValueError, KeyError) as error:
         raise BuffetError(f"{where}: {error}") from None
-    return ImageArchitecture(config, family)
+    return ImageArchitecture(config, family, config.model_type)
 
 
 def _from_hugging_face(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.network.ops import Affine, Apply, Center, Diagonal, Input, Mix, Op, Rescale, Scores, Softmax
+from buffet.printing import counted
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,17 @@ class Node:
         return self.op.followed(self.inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """Nodes in topological order; node 0 is the `Input`, the last node the result (one token)."""
 
     nodes: tuple[Node, ...]
+
+    def __repr__(self) -> str:
+        weighted = any(isinstance(node.op, Affine | Diagonal) for node in self.nodes)
+        width = f", input width {self.input_width}" if weighted else ""
+        nodes, layers = counted(len(self.nodes), "node"), counted(self.layers, "layer")
+        return f"Program({nodes}, {layers}{width})"
 
     def values(
         self, x: Float[Tensor, "*batch tokens width"], mask: Bool[Tensor, "*batch tokens"] | None = None

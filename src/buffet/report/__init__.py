@@ -12,14 +12,13 @@ from buffet.report.answer import (
     Shown,
     TaskResult,
     Token,
-    Verdict,
     Versions,
     shades,
     shown,
-    together,
 )
 from buffet.report.certify import render_html
 from buffet.report.scale import RAMP
+from buffet.verdicts import Verdict, together
 
 __all__ = [
     "RAMP",

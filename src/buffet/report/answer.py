@@ -6,24 +6,14 @@ Numbers in it are exact; what is shown to people goes through `shown`, which rou
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from buffet.printing import round_down, round_up
+from buffet.printing import at_least, at_most, listed, norm_name
 from buffet.report.scale import steps
-
-NAMED = 12
-"""Rows moving together that are all named in a table; more are not, as a whole image has hundreds."""
-Verdict = Literal["certified", "falsified", "unknown"]
-
-
-def norm_name(norm: float | str) -> str:
-    """A norm as people write it: L2, L∞."""
-    p = float(norm)
-    return "L∞" if p == float("inf") else f"L{p:g}"
+from buffet.verdicts import Verdict
 
 
 class _Frozen(BaseModel):
@@ -48,8 +38,8 @@ class TaskResult(_Frozen):
     certified: float  # proven: no move up to this size changes the answer
     attacked: float | None  # a move of at most this size was seen to change it; None: none found
     margin: float | None  # lower bound of the margin at `certified` (with a given ε: at ε); None: no bound
-    margins: dict[str, float | None] | None  # with a given ε: the lower bound against every other class
-    counterexample: list[list[float]] | None  # with a given ε, if falsified: the moved rows that do it
+    margins: dict[str, float | None] | None = None  # with a given ε: lower bounds against every other class
+    counterexample: list[list[float]] | None = None  # with a given ε, if falsified: the moved rows that do it
     evaluations: int
 
 
@@ -157,13 +147,6 @@ class CertifyReport(_Frozen):
         return max(task.margin or 0.0, 0.0) if task.verdict == "certified" else 0.0
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of all tasks: certified only if every one is."""
-    if verdicts and all(v == "certified" for v in verdicts):
-        return "certified"
-    return "falsified" if "falsified" in verdicts else "unknown"
-
-
 def shades(report: CertifyReport) -> dict[int, int]:
     """For every word that was moved, its step of the ramp, relative to the sentence.
 
@@ -187,24 +170,16 @@ class Shown(_Frozen):
     verdict: Verdict
 
 
-def _listed(parts: Sequence[object]) -> list[str]:
-    """The parts by name; of very many, the first ones and the last."""
-    names = [str(part) for part in parts]
-    return names if len(names) <= NAMED else [*names[:3], "…", names[-1]]
-
-
 def shown(task: TaskResult, eps: float | None) -> Shown:
     """A task as it is printed: lower bounds rounded down, the attacked radius up.
 
     A given `eps` was not computed, so it is repeated as it was given.
     """
-    given = {eps: repr(eps)}
-    attacked = "—" if task.attacked is None else given.get(task.attacked) or round_up(task.attacked)
     return Shown(
-        words="+".join(_listed(task.words)),
-        text=" + ".join(_listed(task.tokens)),
-        certified=given.get(task.certified) or round_down(task.certified),
-        attacked=attacked,
-        margin="—" if task.margin is None else round_down(task.margin),
+        words="+".join(listed(task.words)),
+        text=" + ".join(listed(task.tokens)),
+        certified=at_least(task.certified, eps),
+        attacked=at_most(task.attacked, eps),
+        margin=at_least(task.margin),
         verdict=task.verdict,
     )

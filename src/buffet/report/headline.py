@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from buffet.experiments.rows import Row
 from buffet.experiments.summary import FAIR, GOOD
-from buffet.printing import plural, round_down
-from buffet.report.answer import norm_name
+from buffet.printing import norm_name, plural, round_down
 
 TaskId = tuple[str, str, str, tuple[int, ...]]
 

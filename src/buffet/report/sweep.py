@@ -11,8 +11,7 @@ from pathlib import Path
 from buffet.errors import BuffetError
 from buffet.experiments.rows import Content, Row, distinct, read_content
 from buffet.experiments.summary import FAIR, GOOD
-from buffet.printing import round_down, round_up
-from buffet.report.answer import norm_name
+from buffet.printing import norm_name, round_down, round_up
 from buffet.report.headline import best_of, headline
 from buffet.report.page import render
 from buffet.report.scale import Scale

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool
@@ -18,7 +19,7 @@ from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.regions import LpBall, Region
-from buffet.results import Radius, TaskRadius
+from buffet.results import Radius, Subject, TaskRadius
 from buffet.search.branching import check_cuttable
 from buffet.search.root_finding import STRATEGIES, Shape, Strategy, hopeless
 from buffet.search.schedule import TOLERANCE, Begin, Driver, Prover, Query
@@ -89,7 +90,7 @@ def radius(
     """
     if not isinstance(region, LpBall):
         raise BuffetError(f"a {type(region).__name__} has no size to search over: use verify, or an LpBall")
-    words = region.moved.tolist()
+    whole = region  # its rows are counted as the caller counts them
     if mask is not None:
         region = without_padding(region, mask)
         assert isinstance(region, LpBall)
@@ -189,8 +190,10 @@ def radius(
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
         for words, bracket, broken, count in zip(
-            words, driver.brackets, broken.tolist(), driver.counts, strict=True
+            whole.moved.tolist(), driver.brackets, broken.tolist(), driver.counts, strict=True
         )
     )
     report(1.0)
-    return Radius(label, clean, tasks, driver.calls, time.perf_counter() - begin, attack_seconds)
+    seconds = time.perf_counter() - begin
+    about = replace(Subject.of(model, whole, chosen), sizes=None)
+    return Radius(label, clean, tasks, driver.calls, seconds, attack_seconds, about)

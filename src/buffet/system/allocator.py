@@ -1,8 +1,9 @@
 """Freed memory stays with the process.
 
 A backward pass allocates and frees tensors of some megabytes thousands of times. By default glibc hands each
-of them back to the system and gets it page by page again, which costs up to a third of the pass. Nothing is
-changed where the C library is another one, or where the user has set its limits (``MALLOC_…``).
+of them back to the system and gets it page by page again, which costs up to a third of the pass. The command
+line and the processes it starts keep them; a program that uses buffet as a library may do the same. Nothing
+is changed where the C library is another one, or where the user has set its limits (``MALLOC_…``).
 """
 
 from __future__ import annotations

@@ -9,10 +9,28 @@ or folded in afterwards.
 `run` all of it in order.
 """
 
-from buffet.training.presets import DEFAULT, preset_names, preset_values
-from buffet.training.results import Progress, TrainSummary
-from buffet.training.run import train
-from buffet.training.settings import TrainSettings
+from typing import TYPE_CHECKING
+
+from buffet.lazy import lazy
+
+if TYPE_CHECKING:
+    from buffet.training.presets import DEFAULT, preset_names, preset_values
+    from buffet.training.results import Progress, TrainSummary
+    from buffet.training.run import train
+    from buffet.training.settings import TrainSettings
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "DEFAULT": "buffet.training.presets",
+        "Progress": "buffet.training.results",
+        "TrainSettings": "buffet.training.settings",
+        "TrainSummary": "buffet.training.results",
+        "preset_names": "buffet.training.presets",
+        "preset_values": "buffet.training.presets",
+        "train": "buffet.training.run",
+    },
+)
 
 __all__ = [
     "DEFAULT",

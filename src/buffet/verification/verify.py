@@ -22,8 +22,9 @@ from buffet.methods import Method, method_named
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Memory
 from buffet.regions import Cell, LpBall, Region
-from buffet.results import Verdict, Verification
+from buffet.results import Subject, Verification
 from buffet.search.branching import Tree, check_cuttable
+from buffet.verdicts import Verdict
 
 QUICK_RIVALS = 2
 """How many of a method's rivals are asked before it."""
@@ -83,7 +84,7 @@ def verify(
         >>> buffet.verify(model, buffet.LpBall(x, words=[2], p=2), eps=0.01).verdict
         'certified'
     """
-    region = sized(region, eps)
+    region = whole = sized(region, eps)
     if mask is not None:
         region = without_padding(region, mask)
     chosen = method_named(
@@ -118,8 +119,11 @@ def verify(
         found = attack(model.program64, region.select(open_tasks), label, settings, deadline=end)
         for place, task in enumerate(open_tasks):
             if found.success[place]:
-                verdicts[task], points[task] = "falsified", found.points[place]
-    return Verification(label, tuple(verdicts), margins, clean_margin, tuple(points), seconds)
+                point = found.points[place]
+                verdicts[task] = "falsified"
+                points[task] = point if mask is None else whole.center.to(point).index_put((mask,), point)
+    about = Subject.of(model, whole, chosen)
+    return Verification(label, tuple(verdicts), margins, clean_margin, tuple(points), seconds, about)
 
 
 def checked_budget(budget: float) -> float:

@@ -40,7 +40,6 @@ from buffet.optimisation.boxes import Tuning, learns
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.key_split import pays, splits
 from buffet.propagation.plan import needed_boxes, together, widest_rows
-from buffet.system.allocator import keep_freed_memory
 from buffet.system.devices import device_named
 
 Number = int | float
@@ -93,7 +92,6 @@ class Machine:
         """This machine, measured in about a second, on one thread."""
         place = device_named(device)
         torch.set_num_threads(1)
-        keep_freed_memory()
         unit = min(Unit(place).seconds() for _ in range(3))
         values = torch.randn(2 << 20, device=place)
         small = torch.randn(8, device=place)

@@ -28,6 +28,7 @@ from buffet.lab.bench.counting import Count, count
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.regions import LpBall
+from buffet.system.allocator import keep_freed_memory
 from buffet.system.devices import device_named, synchronise
 
 M_FLOPS = 2 * 1024**3
@@ -214,6 +215,7 @@ def main(request: str) -> None:
     """The process of one case: a request on the command line, a measurement on stdout (both JSON)."""
     asked = json.loads(request)
     case = case_from(asked["case"])
+    keep_freed_memory()
     limit_time(asked["seconds"])
     limit_memory(asked["memory"])
     if peer := asked.get("peer"):

@@ -44,7 +44,6 @@ from buffet.network import (
 )
 from buffet.regions import LpBall, Region
 from buffet.search.root_finding import Strategy, hopeless, secant
-from buffet.system.allocator import keep_freed_memory
 from buffet.verification.verify import clean_answer
 
 SYMBOLS = 6000
@@ -72,7 +71,6 @@ def margins(
         raise BuffetError(f"zonotope: got {type(region).__name__}; give an LpBall with a size (eps=...)")
     if symbols < 1:
         raise BuffetError(f"zonotope: got symbols={symbols}; give at least 1")
-    keep_freed_memory()
     walk = _Walk.of(program.to(torch.float64).margins(label), symbols)
     with torch.inference_mode():
         return torch.stack([walk.run(_start(region.select([task]))) for task in range(region.tasks)])
