@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from buffet.cli.terminal import print_json, print_table, progress_bar
-from buffet.lab.soundness import Progress, Violation, campaign, strict_campaign
+from buffet.lab.soundness import EXTREME, ORDINARY, Progress, Violation, campaign
 from buffet.lab.soundness.mutants import Caught, hunt
 from buffet.lab.soundness.mutations import MUTANTS
 
@@ -68,8 +68,8 @@ def soundness(
     torch.set_num_threads(1)
     if mutants:
         raise typer.Exit(_mutants(json))
-    run = strict_campaign if extreme else campaign
-    raise typer.Exit(_campaign(run(networks, points, seed, method), networks, seed, json))
+    progress = campaign(networks, points, seed, method, EXTREME if extreme else ORDINARY)
+    raise typer.Exit(_campaign(progress, networks, seed, json))
 
 
 def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from buffet.lab.random_models import model_of
 from buffet.lab.soundness.cases import Case
-from buffet.lab.soundness.dice import LEAST, LEAST_ROW, MOST, ExtremeDice
+from buffet.lab.soundness.dice import LEAST, LEAST_ROW, MOST, Dice
 from buffet.lab.soundness.gadgets import RECIPES, constructed
 from buffet.loading import ModelConfig
 from buffet.regions import Box, CandidateSet, LpBall, Region
@@ -27,7 +27,7 @@ NORMS = (1, 2, 3, math.inf)
 
 def extreme_case(seed: int) -> Case:
     """A tiny network of some theme, with a region of one task."""
-    dice = ExtremeDice(seed)
+    dice = Dice(seed)
     theme, config, tensors, x = extreme_network(dice)
     model = model_of(config, tensors)
     tokens, padding = len(x), dice.pick((0, 0, 0, 1))
@@ -43,7 +43,7 @@ def extreme_case(seed: int) -> Case:
     return Case(seed, f"{theme}: {kind} {where}, {_told(region)}", model, region, mask, label)
 
 
-def extreme_network(dice: ExtremeDice) -> tuple[str, ModelConfig, dict[str, Tensor], Tensor]:
+def extreme_network(dice: Dice) -> tuple[str, ModelConfig, dict[str, Tensor], Tensor]:
     """A theme, and a network of it: its configuration, its tensors as they are stored, rows in float64."""
     theme = dice.pick(tuple(THEMES))
     config, tensors, x = THEMES[theme](dice)
@@ -68,7 +68,7 @@ def _told(region: Region) -> str:
     return type(region).__name__
 
 
-def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Region:
+def extreme_region(x: Tensor, tokens: int, dice: Dice, away: float) -> Region:
     """Balls, boxes with and without the clean rows in them, candidates; some of one point only."""
     count = min(tokens, dice.pick((1, 1, 2, 3)))
     words = torch.randperm(tokens, generator=dice.generator)[:count].tolist()
@@ -88,7 +88,7 @@ def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Re
     return Box(x, (middle - below)[None], (middle + above)[None], words)
 
 
-def _size(largest: float, dice: ExtremeDice) -> float:
+def _size(largest: float, dice: Dice) -> float:
     """Nothing, or any size: that of a usual ball, of the rows, or a power of 2."""
     spread = dice.pick((1.0, 1.0, 1.0, largest, largest, largest * 2.0**-30, 2.0 ** dice.power(-60, 60)))
     if not 2.0**-60 < largest < 2.0**60 and largest and dice.chance(0.9):
@@ -97,7 +97,7 @@ def _size(largest: float, dice: ExtremeDice) -> float:
     return min(size, 1e300) * (not dice.chance(0.1))
 
 
-def _elsewhere(rows: Tensor, size: float, dice: ExtremeDice) -> Tensor:
+def _elsewhere(rows: Tensor, size: float, dice: Dice) -> Tensor:
     """Each row somewhere else, or all of them with the same entries at first, one of them large."""
     if dice.chance(0.8):
         return torch.stack([_varied(row, size, 1, dice)[0] for row in rows])
@@ -106,7 +106,7 @@ def _elsewhere(rows: Tensor, size: float, dice: ExtremeDice) -> Tensor:
     return found
 
 
-def _varied(row: Tensor, size: float, count: int, dice: ExtremeDice) -> Tensor:
+def _varied(row: Tensor, size: float, count: int, dice: Dice) -> Tensor:
     """Rows near one, with its entries exchanged or lost, or with large numbers that cancel."""
     found = []
     for _ in range(count):
@@ -130,7 +130,7 @@ Drawn = tuple[ModelConfig, dict[str, Tensor], Tensor]
 """A configuration, tensors and rows, all in float64."""
 
 
-def _config(dice: ExtremeDice, **given: Any) -> ModelConfig:
+def _config(dice: Dice, **given: Any) -> ModelConfig:
     pick = dice.pick
     heads = pick((1, 1, 2))
     hidden = heads * pick((2, 2, 3) if heads == 1 else (1, 2))
@@ -156,7 +156,7 @@ def _config(dice: ExtremeDice, **given: Any) -> ModelConfig:
     return ModelConfig(**{**chosen, **given})
 
 
-def _plain(config: ModelConfig, dice: ExtremeDice) -> dict[str, Tensor]:
+def _plain(config: ModelConfig, dice: Dice) -> dict[str, Tensor]:
     """Small whole numbers, or numbers of ordinary size; LayerNorms near the identity."""
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -169,14 +169,14 @@ def _plain(config: ModelConfig, dice: ExtremeDice) -> dict[str, Tensor]:
     return {name: draw(name, shape) for name, shape in config.shapes().items()}
 
 
-def _rows(config: ModelConfig, dice: ExtremeDice, tokens: int | None = None) -> Tensor:
+def _rows(config: ModelConfig, dice: Dice, tokens: int | None = None) -> Tensor:
     """Ordinary rows, often with zeros: there clean values have no rounding errors, whatever the weights."""
     count = dice.pick((1, 1, 2, 3)) if tokens is None else tokens
     x = dice.weights(count, config.row_width)
     return x * dice.pick((0.0, 1.0, 1.0, 1.0)) * (dice.uniform(*x.shape) < dice.pick((0.4, 1.0)))
 
 
-def _pairs(values: Tensor, size: float, dice: ExtremeDice) -> Tensor:
+def _pairs(values: Tensor, size: float, dice: Dice) -> Tensor:
     """A large number added to some entries along the last axis, and taken off others."""
     values = values.clone()
     flat = values.view(-1, values.shape[-1])
@@ -188,7 +188,7 @@ def _pairs(values: Tensor, size: float, dice: ExtremeDice) -> Tensor:
     return values
 
 
-def _cancelling(dice: ExtremeDice) -> Drawn:
+def _cancelling(dice: Dice) -> Drawn:
     """Rows, biases and weights that hold ±2^k, which sums take off again."""
     config = _config(dice, layer_norm="no_var")
     tensors, x = _plain(config, dice), _rows(config, dice) * dice.pick((1, 100))
@@ -201,7 +201,7 @@ def _cancelling(dice: ExtremeDice) -> Drawn:
     return config, tensors, x
 
 
-def _chain(dice: ExtremeDice) -> Drawn:
+def _chain(dice: Dice) -> Drawn:
     """Stages that make numbers small or large, one after the other; the last brings some of it back."""
     config = _config(dice, layer_norm="no_var", hidden_act=dice.pick(("relu", "relu", "tanh", "gelu")))
     tensors = _plain(config, dice)
@@ -223,7 +223,7 @@ def _path(tensors: Mapping[str, Tensor]) -> list[str]:
     return [n for n in tensors if n.endswith("weight") and "_embeddings" not in n]
 
 
-def _products(dice: ExtremeDice) -> Drawn:
+def _products(dice: Dice) -> Drawn:
     """Many products of tiny numbers, each of which underflows, behind which weights are large."""
     config = _config(
         dice,
@@ -246,7 +246,7 @@ def _products(dice: ExtremeDice) -> Drawn:
     return config, tensors, x
 
 
-def _saturated(dice: ExtremeDice) -> Drawn:
+def _saturated(dice: Dice) -> Drawn:
     """Scores, and what activations read, far beyond where they are flat; differences of them small."""
     config = _config(dice, hidden_act=dice.pick(("tanh", "gelu", "gelu_new", "relu")))
     tensors = _plain(config, dice)
@@ -261,7 +261,7 @@ def _saturated(dice: ExtremeDice) -> Drawn:
     return config, tensors, x if dice.chance(0.6) else _pairs(x, 2.0 ** dice.power(10, 60), dice)
 
 
-def _norms(dice: ExtremeDice) -> Drawn:
+def _norms(dice: Dice) -> Drawn:
     """LayerNorms of huge, tiny and constant rows."""
     config = _config(
         dice,
@@ -280,7 +280,7 @@ def _norms(dice: ExtremeDice) -> Drawn:
     return config, tensors, x
 
 
-def _wild(dice: ExtremeDice) -> Drawn:
+def _wild(dice: Dice) -> Drawn:
     """Every weight of a size of its own."""
     config = _config(dice)
     tensors = _plain(config, dice)
@@ -291,7 +291,7 @@ def _wild(dice: ExtremeDice) -> Drawn:
     return config, tensors, dice.sized(_rows(config, dice), -reach, reach)
 
 
-def _last(dice: ExtremeDice) -> Drawn:
+def _last(dice: Dice) -> Drawn:
     """A classifier whose rows nearly agree, in weights or biases that are large."""
     config = _config(dice, layer_norm="no_var", final_norm=False)
     tensors = _plain(config, dice)
@@ -304,7 +304,7 @@ def _last(dice: ExtremeDice) -> Drawn:
     return config, tensors, _rows(config, dice)
 
 
-THEMES: Mapping[str, Callable[[ExtremeDice], Drawn]] = {
+THEMES: Mapping[str, Callable[[Dice], Drawn]] = {
     **{f"constructed, {name}": recipe for name, recipe in RECIPES.items()},
     "constructed": constructed,
     "constructed too": constructed,  # twice as often: it has the most to draw

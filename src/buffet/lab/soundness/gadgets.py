@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from buffet.lab.soundness.dice import LEAST, LEAST_ROW, MOST, ExtremeDice
+from buffet.lab.soundness.dice import LEAST, LEAST_ROW, MOST, Dice
 from buffet.loading import ModelConfig
 
 
@@ -24,7 +24,7 @@ class Draft:
     """A network in the making: all its weights are 0 before gadgets write them."""
 
     config: ModelConfig
-    dice: ExtremeDice
+    dice: Dice
     power: int  # numbers that cancel are about 2^power
     tensors: dict[str, Tensor] = field(init=False)
 
@@ -180,7 +180,7 @@ def _classifier(draft: Draft) -> None:
     draft.put("classifier", weight, bias)
 
 
-def _config(dice: ExtremeDice, **given: Any) -> ModelConfig:
+def _config(dice: Dice, **given: Any) -> ModelConfig:
     """Pre-norm without norms at the ends: what nothing is written into passes as it is."""
     hidden = dice.pick((2, 3, 4))
     chosen = {
@@ -206,7 +206,7 @@ def _config(dice: ExtremeDice, **given: Any) -> ModelConfig:
 Drawn = tuple[ModelConfig, dict[str, Tensor], Tensor]
 
 
-def constructed(dice: ExtremeDice) -> Drawn:
+def constructed(dice: Dice) -> Drawn:
     """A network of random gadgets, and rows for it."""
     config = _config(
         dice,
@@ -229,7 +229,7 @@ def constructed(dice: ExtremeDice) -> Drawn:
     return config, draft.tensors, _rows(config, dice)
 
 
-def _rows(config: ModelConfig, dice: ExtremeDice) -> Tensor:
+def _rows(config: ModelConfig, dice: Dice) -> Tensor:
     """Whole numbers, or nothing at all: a clean run on zeros has no rounding errors to measure."""
     x = dice.digits(dice.pick((1, 1, 2)), config.row_width) * dice.pick((0.0, 1.0, 1.0, 100.0))
     return x * dice.pick((1.0, 1.0, 1.0, 2.0 ** dice.power(-140, 100)))
@@ -238,7 +238,7 @@ def _rows(config: ModelConfig, dice: ExtremeDice) -> Tensor:
 # --- recipes: one gadget by itself, where bounds are tightest -----------------------------------------------
 
 
-def _sum(dice: ExtremeDice) -> Drawn:
+def _sum(dice: Dice) -> Drawn:
     """Logits are sums of features; the large ones cancel wherever the region is."""
     draft = Draft(_config(dice, num_hidden_layers=1), dice, dice.power(30, 100))
     shape = 2, draft.config.hidden_size
@@ -248,7 +248,7 @@ def _sum(dice: ExtremeDice) -> Drawn:
     return draft.config, draft.tensors, _rows(draft.config, dice)
 
 
-def _faint(dice: ExtremeDice) -> Drawn:
+def _faint(dice: Dice) -> Drawn:
     """Logits about as small as numbers get in one precision or the other, by one factor or by two."""
     config = _config(dice, num_hidden_layers=1, head_act="relu")
     draft = Draft(config, dice, 60)
@@ -260,7 +260,7 @@ def _faint(dice: ExtremeDice) -> Drawn:
     return config, draft.tensors, _rows(config, dice)
 
 
-def _ladder(dice: ExtremeDice, turn: int, end: int, units: Tensor, row: Tensor) -> Drawn:
+def _ladder(dice: Dice, turn: int, end: int, units: Tensor, row: Tensor) -> Drawn:
     """A sum ``units·row`` that goes to about 2^turn, step by step, and from there to about 2^end.
 
     It is there twice, with both signs, so that no mean disturbs it. The steps are the weights of LayerNorms
@@ -312,38 +312,38 @@ def _amplifier(draft: Draft, prefix: str, a: float, b: float) -> None:
     draft.put(f"{prefix}.output.dense", b * (2 * eye - 1))
 
 
-def _units(dice: ExtremeDice) -> tuple[Tensor, Tensor]:
+def _units(dice: Dice) -> tuple[Tensor, Tensor]:
     """Whole numbers for rows, and for what reads them."""
     width = dice.pick((3, 3, 16))
     units = dice.digits(dice.pick((1, 1, 2)), width)
     return units, dice.digits(1, width) if dice.chance(0.5) else torch.ones(1, width, dtype=torch.float64)
 
 
-def _valley(dice: ExtremeDice) -> Drawn:
+def _valley(dice: Dice) -> Drawn:
     """So small that nothing is left of it in floating point, and then of ordinary size again."""
     turn = dice.power(-1100, -1000) if dice.chance(0.6) else dice.power(-400, -100)
     return _ladder(dice, turn, 0, *_units(dice))
 
 
-def _dust(dice: ExtremeDice) -> Drawn:
+def _dust(dice: Dice) -> Drawn:
     """A sum of many products, each of which rounds to 0, and then of ordinary size again."""
     ones = torch.ones(1, dice.pick((64, 64, 256)), dtype=torch.float64)
     return _ladder(dice, dice.pick((-1075, -1075, -1076, -1078)), 0, ones, ones)
 
 
-def _hill(dice: ExtremeDice) -> Drawn:
+def _hill(dice: Dice) -> Drawn:
     """Large first, and then so small that coefficients, from there to here, are 0 in floating point."""
     if dice.chance(0.5):
         return _ladder(dice, dice.power(250, 325), dice.power(-1070, -740), *_units(dice))
     return _ladder(dice, dice.power(50, 300), dice.power(-1000, -100), *_units(dice))
 
 
-def _slope(dice: ExtremeDice) -> Drawn:
+def _slope(dice: Dice) -> Drawn:
     """Smaller and smaller."""
     return _ladder(dice, dice.power(-100, 100), dice.power(-1070, -130), *_units(dice))
 
 
-def _biased_function(dice: ExtremeDice) -> Drawn:
+def _biased_function(dice: Dice) -> Drawn:
     """A function of small numbers to which large ones were added, as large as the region."""
     config = _config(dice, num_hidden_layers=1, head_act=dice.pick(("tanh", "tanh", "relu")))
     draft = Draft(config, dice, dice.power(40, 70))
@@ -355,7 +355,7 @@ def _biased_function(dice: ExtremeDice) -> Drawn:
     return config, draft.tensors, _rows(config, dice) * dice.pick((1.0, size))
 
 
-def _huge_scores(dice: ExtremeDice) -> Drawn:
+def _huge_scores(dice: Dice) -> Drawn:
     """Scores of 2^40 to 2^62 that differ by little, or not at all: of biases, or wherever rows are large.
 
     Without biases, scores are ``(x₀ − x₁)(y₀ − y₁) + (x₁ − x₂)(y₁ − y₂)``: a feature that is large in all
@@ -382,7 +382,7 @@ def _huge_scores(dice: ExtremeDice) -> Drawn:
     return config, draft.tensors, dice.digits(dice.pick((2, 2, 3)), width) * dice.pick((0.0, 1.0, 100.0))
 
 
-RECIPES: Mapping[str, Callable[[ExtremeDice], Drawn]] = {
+RECIPES: Mapping[str, Callable[[Dice], Drawn]] = {
     "sum": _sum,
     "faint": _faint,
     "valley": _valley,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from buffet.lab.random_models import RandomModel, model_of, random_tensors
-from buffet.lab.soundness.cases import NORMS, Case, Dice, random_config
+from buffet.lab.soundness.cases import NORMS, Case, random_config
+from buffet.lab.soundness.dice import Dice
 from buffet.regions import LpBall
 
 GRID = 201
