@@ -125,7 +125,8 @@ def random_config(dice: Dice, options: Mapping[str, Options] = EVERYTHING, **giv
     """An architecture, chosen at random but for what is given."""
     chosen: dict[str, Any] = dict(FIXED)
     for name, values in options.items():
-        chosen[name] = dice.pick(values(chosen) if callable(values) else values)
+        open_ = values(chosen) if callable(values) else values
+        chosen[name] = dice.pick(open_) if len(open_) > 1 else open_[0]
     return ModelConfig(**{**chosen, **given})
 
 

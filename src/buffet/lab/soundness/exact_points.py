@@ -68,15 +68,8 @@ class ExactPoints:
         return wrong, 0
 
     def margin(self, point: int, other: int) -> float:
-        """About the margin at a point: at most so much, rounded to nearest."""
-        return _ratio(int(self.margins.upper[point, other]), self.margins.scale)
-
-
-def _ratio(top: int, bottom: int) -> float:
-    try:
-        return top / bottom
-    except OverflowError:
-        return math.copysign(math.inf, top)
+        """About the margin at a point."""
+        return self.margins.about((point, other))
 
 
 def below(margins: Span, bounds: Tensor) -> tuple[Ints, Ints]:
@@ -105,10 +98,7 @@ def exact_points(case: Case, count: int) -> ExactPoints:
     if not len(more):
         return found
     also = judge.margins(rows_of(region, more), case.label, BITS[0])
-    scale = math.lcm(margins.scale, also.scale)
-    a, b = margins.over(scale), also.over(scale)
-    both = Span(np.concatenate([a.lower, b.lower]), np.concatenate([a.upper, b.upper]), scale)
-    return ExactPoints(case, judge, np.concatenate([first, more]), both)
+    return ExactPoints(case, judge, np.concatenate([first, more]), margins.followed_by(also))
 
 
 def rows_of(region: Region, places: Rows) -> Span:

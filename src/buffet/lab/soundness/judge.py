@@ -184,6 +184,7 @@ def _twice_c(bits: int) -> Span:
 FUNCTIONS: Mapping[str, Callable[[Span, int], Span]] = {
     "relu": lambda x, bits: spans.relu(x),
     "square": lambda x, bits: spans.square(x),
+    "reciprocal": spans.inverse,
     "rsqrt": spans.inverse_root,
     "tanh": spans.tanh,
     "gelu": _gelu,
