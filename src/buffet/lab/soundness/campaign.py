@@ -127,7 +127,7 @@ class Kind:
 
     draw: Callable[[int, int], Any]  # from a seed and a number of points
     check: Callable[..., Iterator[Finding]]
-    turns: Mapping[str, int]  # methods try one network in so many: the slower, the fewer
+    turns: Mapping[str, int]  # a method is tried on one network in this many: slow ones rarely
 
     def every(self, method: Method) -> int:
         slow = method.optimise == "none" and method.propagation == "backward"

@@ -22,10 +22,10 @@ class Dice:
         self.generator = torch.Generator().manual_seed(seed)
 
     def pick(self, choices: Sequence[Any]) -> Any:
-        return choices[self.power(0, len(choices) - 1)]
+        return choices[int(torch.randint(len(choices), (1,), generator=self.generator))]
 
     def power(self, low: int, high: int) -> int:
-        """A whole number, both ends included."""
+        """An exponent, both ends included."""
         return int(torch.randint(low, high + 1, (1,), generator=self.generator))
 
     def chance(self, share: float) -> bool:

@@ -2,7 +2,7 @@
 
 The network is meant as claims mean it: weights and rows as they are stored, ``1/width`` and ``1/√d`` the
 real numbers, the constant of a LayerNorm the float64 of the configuration. Linear maps, products and ReLU are
-exact; softmax, roots and the other functions are intervals of so many bits (`spans`). The constants of
+exact; softmax, roots and the other functions are intervals of limited precision (`spans`). The constants of
 `gelu_new` are intervals that hold both the real numbers and their floats.
 """
 

@@ -164,7 +164,7 @@ LESS_BUDGET = _with(lambda self: {"budget": max(self.budget - 1, 0)})
 TOO_FAR = _with(lambda s: {"learned": {i: {k: 1.5 * v for k, v in n.items()} for i, n in s.learned.items()}})
 WRONG_PLANES = around(lambda right, piece, keys: right(_swap(("y_lower", "y_upper"))(piece), keys))
 EASILY = around(lambda right, self, eps, margins: right(self, eps, margins + 0.05))
-NEAREST: Wrong = lambda right: lambda x, dtype, *, up: x.to(dtype)  # noqa: E731
+NEAREST = around(lambda right, x, dtype, *, up: x.to(dtype))
 SMALL = result(lambda ends: (0.9 * ends[0], 0.9 * ends[1]))
 NO_MINIMA = entry(minima=_nowhere)
 LINES_SWAPPED = _swap(("lower_slope", "upper_slope"), ("lower_intercept", "upper_intercept"))
@@ -189,6 +189,7 @@ BY_CELLS, PLANTED = ("lse, cells", "baseline, cells"), (203, 32, 311, 116, 185)
 
 
 def _m(name: str, what: str, place: Any, attribute: str, wrong: Wrong, by: Any, *cases: Name) -> Mutant:
+    """A row: its name, what is wrong, where, how; the methods and the cases that show it."""
     return Mutant(name, what, place, attribute, wrong, by, cases)
 
 

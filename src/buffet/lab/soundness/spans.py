@@ -1,7 +1,7 @@
 """Arrays of numbers that are known exactly, or to hundreds of digits: whole numbers over one denominator.
 
 Sums, differences and products are exact, whatever the sizes: nothing is rounded, nothing underflows. Only
-roots, `exp`, `tanh` and the like are intervals, rounded outward to so many bits of every entry.
+roots, `exp`, `tanh` and the like are intervals, rounded outward to a given number of bits of every entry.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def square(x: Span) -> Span:
 
 
 def root(number: int, bits: int) -> Span:
-    """The square root of a whole number, to so many bits."""
+    """The square root of a whole number, known to `bits` bits."""
     exact = math.isqrt(number)
     if exact * exact == number:
         return whole([exact])
@@ -169,7 +169,7 @@ def root(number: int, bits: int) -> Span:
 
 
 def inverse(x: Span, bits: int) -> Span:
-    """``1/x`` of positive numbers, to so many bits of each."""
+    """``1/x`` of positive numbers, each known to `bits` bits."""
     shift = bits + max(int(v).bit_length() for v in x.upper.ravel())
     lower = [(x.scale << shift) // v for v in x.upper.ravel()]
     upper = [-((-x.scale << shift) // v) for v in x.lower.ravel()]
@@ -177,7 +177,7 @@ def inverse(x: Span, bits: int) -> Span:
 
 
 def inverse_root(x: Span, bits: int) -> Span:
-    """``1/√x`` of positive numbers, to so many bits of each."""
+    """``1/√x`` of positive numbers, each known to `bits` bits."""
     size = max(int(v).bit_length() for v in x.upper.ravel()) - x.scale.bit_length()
     shift = bits + max(0, size // 2 + 2)
 
@@ -192,7 +192,7 @@ def inverse_root(x: Span, bits: int) -> Span:
 def trimmed(x: Span, bits: int) -> Span:
     """The same numbers or intervals around them, rounded outward where they are far longer than need be.
 
-    An interval needs few digits more than its ends have in common; an entry, so many `bits`.
+    An interval needs few digits more than its ends have in common, an entry no more than `bits`.
     """
     length = x.scale.bit_length()
     if length < (LONG + 4 * bits if x.exact else 2 * bits):
@@ -226,7 +226,7 @@ def library() -> Any:
 
 
 Function = Callable[[Raw, int, str], Raw]
-"""A function of mpmath: of a number, to so many bits, rounded down ("f") or up ("c")."""
+"""A function of mpmath: takes a number, a precision in bits, and whether to round down ("f") or up ("c")."""
 
 
 def increasing(x: Span, function: Function, bits: int) -> Span:
