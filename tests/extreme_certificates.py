@@ -27,7 +27,7 @@ from buffet.certificates.certificate import _describe, certify, kinds
 from buffet.lab.random_models import model_of
 from buffet.lab.soundness.campaign import known_methods
 from buffet.lab.soundness.cases import Case
-from buffet.lab.soundness.dice import ExtremeDice
+from buffet.lab.soundness.dice import Dice
 from buffet.lab.soundness.exact_points import ExactPoints, exact_points
 from buffet.lab.soundness.extremes import extreme_case, extreme_network
 from buffet.loading import Model
@@ -82,8 +82,8 @@ def situation(seed: int, folder: Path) -> Situation:
     """The extreme case of a seed, often with a bias that puts the smallest known margin near 0."""
     case = extreme_case(seed)
     case = replace(case, region=case.inner, mask=torch.ones(len(case.inner.center), dtype=torch.bool))
-    points, dice = exact_points(case, POINTS), ExtremeDice(seed)
-    tensors = extreme_network(ExtremeDice(seed))[2]
+    points, dice = exact_points(case, POINTS), Dice(seed)
+    tensors = extreme_network(Dice(seed))[2]
     if shift := _shift(points, dice):
         bias = tensors["classifier.bias"].clone()
         bias[case.label] += shift
@@ -98,7 +98,7 @@ def situation(seed: int, folder: Path) -> Situation:
     return Situation(points, model, read_checkpoint(directory))
 
 
-def _shift(points: ExactPoints, dice: ExtremeDice) -> float:
+def _shift(points: ExactPoints, dice: Dice) -> float:
     """What to add to the label's bias so that the smallest known margin is near 0, on either side; or 0."""
     margins, scale = points.margins, points.margins.scale
     least, most = (Fraction(int(v), scale) for v in (margins.upper.min(), margins.upper.max()))
@@ -112,7 +112,7 @@ def _shift(points: ExactPoints, dice: ExtremeDice) -> float:
 # --- forged ones --------------------------------------------------------------------------------------------
 
 
-def forge(at: Situation, dice: ExtremeDice) -> bytes:
+def forge(at: Situation, dice: Dice) -> bytes:
     """A certificate without boxes, with choices that are as good as any."""
     case, graph, plan = at.case, dice.pick(GRAPHS), dice.pick(PLANS)
     method = buffet.Method(softmax=graph if graph != "plain" else "lse")
@@ -143,7 +143,7 @@ def forge(at: Situation, dice: ExtremeDice) -> bytes:
     return save({n: v.contiguous().numpy() for n, v in tensors.items()}, {KEY: json.dumps(head)})
 
 
-def _choices(program: Program, clean: list[Tensor], dice: ExtremeDice) -> dict[str, Tensor]:
+def _choices(program: Program, clean: list[Tensor], dice: Dice) -> dict[str, Tensor]:
     """For every nonlinearity: tangents at the clean value, products on one plane or the other."""
     found: dict[str, Tensor] = {}
     for index, node in enumerate(program.nodes):
@@ -182,7 +182,7 @@ def _derivations(program: Program, everything: bool) -> list[dict[str, object]]:
     return found
 
 
-def honest(at: Situation, dice: ExtremeDice) -> bytes | None:
+def honest(at: Situation, dice: Dice) -> bytes | None:
     """What the engine writes, if it proves anything."""
     method = known_methods()[dice.pick(HONEST)]
     try:
@@ -220,7 +220,7 @@ def extreme(count: int, folder: Path, seed: int = 0, per_network: int = 6) -> It
     tally = ExtremeTally()
     while tally.accepted < count:
         number = seed + tally.networks
-        at, dice = situation(number, folder), ExtremeDice(number)
+        at, dice = situation(number, folder), Dice(number)
         for _ in range(per_network):
             hold(at, forge(at, dice), "forged", tally)
         if content := honest(at, dice):

@@ -24,7 +24,8 @@ import torch
 import buffet
 from buffet.certificates.certificate import certify
 from buffet.lab.random_models import random_model
-from buffet.lab.soundness.cases import Case, Dice, random_case, random_config
+from buffet.lab.soundness.cases import Case, random_case, random_config
+from buffet.lab.soundness.dice import Dice
 from buffet.methods import method_named
 from buffet.system.allocator import keep_freed_memory
 

@@ -1,4 +1,4 @@
-"""`buffet bench`: counts, cases, limits, comparison, growth, the cost model and the peer adapter."""
+"""`buffet bench`: counts, cases, limits, comparison, growth, estimates and the peer adapter."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from torch import Tensor
 
 from buffet.cli import main
 from buffet.errors import BuffetError
-from buffet.lab.bench import BenchCase, Limits, Measurement, Row, measure, run_cases, selection
+from buffet.lab.bench import (
+    BenchCase,
+    Limits,
+    Measurement,
+    Row,
+    estimates,
+    measure,
+    run_cases,
+    selection,
+)
 from buffet.lab.bench.cases import CENTRE, GROWING, LAYERS, NAMED, TOKENS, WIDTHS, shaped
 from buffet.lab.bench.comparison import Change, compare
-from buffet.lab.bench.costs import Estimate, Machine, estimate
 from buffet.lab.bench.counting import count
+from buffet.lab.bench.estimates import Estimate, Machine, estimate
 from buffet.lab.bench.growth import curves, draw
 from buffet.lab.bench.measuring import M_FLOPS, prepare
 from buffet.lab.bench.running import document, read_document
@@ -152,37 +161,26 @@ def test_growth_is_fitted_and_drawn() -> None:
     assert b"layers^2.00" in pictures["growth.svg"] or b"<svg" in pictures["growth.svg"]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        shaped("baseline", 2, 6, 32),
-        shaped("baseline", 3, 8, 16, words=2),
-        shaped("lse", 2, 8, 32),
-        replace(shaped("backward", 2, 6, 16), pooling="mean"),
-        shaped("backward", 3, 3, 16, words=2),
-        shaped("backward/1", 3, 6, 16),
-    ],
-    ids=lambda case: f"{case.name} {case.shape} {case.words} {case.pooling}",
-)
-def test_the_cost_model_agrees_with_what_is_counted(case: BenchCase) -> None:
-    expected = estimate(case)
-    assert expected is not None
-    counted = count(prepare(case, CPU).run)
-    assert 0.8 < expected.flops / counted.flops < 1.25
+@pytest.mark.parametrize("method", ["baseline", "lse", "backward", "backward/1"])
+def test_estimates_agree_with_what_is_counted(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From networks so small that much of what they cost is not what grows fastest."""
+    monkeypatch.setattr(estimates, "LAYERS", (3, 4, 5))
+    monkeypatch.setattr(estimates, "TOKENS", 3)
+    monkeypatch.setattr(estimates, "WIDTH", 8)
+    case = shaped(method, 6, 12, 32)
+    expected, counted = estimate(case), count(prepare(case, CPU).run)
+    assert 0.5 < expected.flops / counted.flops < 2
     assert 0.3 < expected.moved_bytes / counted.moved_bytes < 3
     assert 0.3 < expected.kernels / counted.kernels < 3
+    deep = shaped(method, 7, 3, 8)
+    assert estimate(deep).flops == pytest.approx(count(prepare(deep, CPU).run).flops, rel=0.02)
+    small = shaped(method, 2, 3, 8)
+    assert estimate(small).flops == count(prepare(small, CPU).run).flops
 
 
-def test_the_cost_model_needs_no_weights_and_knows_its_limits() -> None:
-    base = BenchCase("backward", 12, tokens=64, width=768, inner=3072, heads=12)
-    full, windowed = estimate(base), estimate(replace(base, window=2))
-    assert full is not None
-    assert windowed is not None
-    assert 3 < full.flops / windowed.flops < 12
-    assert estimate(BenchCase("r-buffet", 1)) is None
-    assert estimate(BenchCase("o-buffet", 1)) is None
+def test_time_is_the_sum_of_its_parts() -> None:
     machine = Machine(1e9, 1e9, 1e-6, 2.0)
-    assert machine.seconds(Estimate(1e9, 2e9, 1e6)) == pytest.approx(4)
+    assert machine.seconds(Estimate(1e9, 2e9, 1e6, 0)) == pytest.approx(4)
 
 
 def test_the_command_measures_compares_and_estimates(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -184,7 +184,7 @@ def test_tables_as_markdown_and_latex() -> None:
     assert r"model & $\Delta$ a\_b & a|b \\" in latex
     assert r"m\&m & 1.23 & -- \\" in latex
     assert latex.count("{") == latex.count("}")
-    assert table.csv() == "model,Δ a_b,a|b\nm&m,1.23,–\n"
+    assert table.files["csv"] == "model,Δ a_b,a|b\nm&m,1.23,–\n"
 
 
 def test_the_scales_are_of_presets_and_the_paper_has_ten_models() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.table import Table
 
 from buffet.cli.options import DEVICE_HELP, parse_memory
-from buffet.cli.terminal import print_json, print_table, progress_bar
+from buffet.cli.terminal import print_json, print_rows, progress_bar
 from buffet.errors import BuffetError
 from buffet.system.files import write_atomically
 
@@ -70,7 +71,7 @@ def bench(
         ),
     ] = None,
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="Measure nothing but M: say what the cost model expects.")
+        bool, typer.Option("--estimate", help="Run small networks only, and say what the cases should cost.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -111,12 +112,10 @@ def bench(
         _peer(peer, cases, limits, device, json)
         return
     rows: list[Row] = []
-    with progress_bar("measuring") as report:
-        for row in run_cases(cases, limits, device):
-            rows.append(row)
-            report(len(rows) / len(cases))
-            if out:  # an interruption leaves what was measured by then
-                _write(out, document(rows, device))
+    for row in _watched(run_cases(cases, limits, device), len(cases)):
+        rows.append(row)
+        if out:  # an interruption leaves what was measured by then
+            _write(out, document(rows, device))
     if out and (lines := curves(rows)):
         for name, picture in draw(lines).items():
             write_atomically(out / name, picture)
@@ -155,92 +154,77 @@ def _write(folder: Path, found: dict[str, object]) -> None:
     write_atomically(folder / "bench.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
 
 
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
 def _sizes(case: BenchCase) -> tuple[str, ...]:
     return case.name, *(str(getattr(case, size)) for size in SIZES)
+
+
+Cells = Mapping[str, Callable[[Any], str]]
+"""The columns of a table, and what a row has in them."""
+COSTS: Cells = {
+    "CPU ms": lambda m: f"{1e3 * m.cpu_seconds:.0f}",
+    "wall ms": lambda m: f"{1e3 * m.wall_seconds:.0f}",
+    "M": lambda m: f"{m.units:.1f}",
+    "best": lambda m: f"{m.best:.1f}",
+    "±": lambda m: f"{m.spread:.0%}",
+    "peak MB": lambda m: f"{m.peak_megabytes:.0f}",
+    "GFLOP": lambda m: f"{m.flops / 1e9:.2f}",
+    "of rate": lambda m: f"{m.fraction:.0%}",
+}
+CHANGES: Cells = {
+    "M before": lambda c: f"{c.old.units:.1f}",
+    "M now": lambda c: f"{c.new.units:.1f}",
+    "ratio": lambda c: f"{c.ratio:.2f}",
+    "noise": lambda c: f"±{c.noise:.0%}",
+    "memory": lambda c: f"{c.memory:.2f}",
+    "": lambda c: "" if not c.real else "slower" if c.ratio > 1 else "faster",
+}
+
+
+def _cells(columns: Cells, found: Any) -> list[str]:
+    return [cell(found) for cell in columns.values()]
 
 
 def _print(rows: Sequence[Row], named: Sequence[Named]) -> None:
     from buffet.lab.bench.growth import AXES, QUANTITIES, curves
 
     references = {n.case: n for n in named}
-    costs = ("CPU ms", "wall ms", "M", "best", "±", "peak MB", "GFLOP", "of rate")
-    fixed = [row for row in rows if row.case in references]
-    if fixed:
-        table = _table("method", *SIZES, *costs, "auto_LiRPA 0.7.1", "less by")
-        for row in fixed:
-            table.add_row(*_sizes(row.case), *_costs(row), *_reference(row, references[row.case]))
-        print_table(table)
-        typer.echo()
-    others = [row for row in rows if row.case not in references]
-    if others:
-        table = _table("method", *SIZES, *costs)
-        for row in others:
-            table.add_row(*_sizes(row.case), *_costs(row))
-        print_table(table)
-        typer.echo()
+
+    def cells(row: Row) -> list[str]:
+        m, known = row.measurement, references.get(row.case)
+        if m is None:
+            return [*_sizes(row.case), row.reason or ""]
+        found = [*_sizes(row.case), *_cells(COSTS, m)]
+        if known and known.units is not None:
+            memory = f", {known.megabytes:g} MB" if known.megabytes else ""
+            found += [f"{known.units:g} M{memory}", f"{known.units / m.units:.0f} ×"]
+        return found
+
+    fixed, others = [r for r in rows if r.case in references], [r for r in rows if r.case not in references]
+    for part, more in ((fixed, ("auto_LiRPA 0.7.1", "less by")), (others, ())):
+        if part:
+            print_rows(("method", *SIZES, *COSTS, *more), map(cells, part))
+            typer.echo()
     if lines := curves(rows):
-        table = _table("growth", *(f"{axis}: {quantity}" for axis in AXES for quantity in QUANTITIES))
-        for method in dict.fromkeys(line.method for line in lines):
-            by_axis = {line.axis: line for line in lines if line.method == method}
-            table.add_row(
-                method,
-                *(
-                    f"^{by_axis[axis].exponent(quantity):.2f}" if axis in by_axis else ""
-                    for axis in AXES
-                    for quantity in QUANTITIES
-                ),
-            )
-        print_table(table)
+        exponents = {(c.method, c.axis, q): f"^{c.exponent(q):.2f}" for c in lines for q in QUANTITIES}
+        columns = list(product(AXES, QUANTITIES))
+        print_rows(
+            ("growth", *(f"{axis}: {quantity}" for axis, quantity in columns)),
+            [
+                (method, *(exponents.get((method, *column), "") for column in columns))
+                for method in dict.fromkeys(line.method for line in lines)
+            ],
+        )
         typer.echo()
-    units = [1e3 * row.measurement.unit_seconds for row in rows if row.measurement]
-    if units:
+    if units := [1e3 * row.measurement.unit_seconds for row in rows if row.measurement]:
         typer.echo(
             f"M: one 1024³ float32 matrix product, {min(units):.0f} to {max(units):.0f} ms here. ±: between"
             " the quartiles of the repetitions. of rate: share of the rate of M."
         )
 
 
-def _costs(row: Row) -> tuple[str, ...]:
-    m = row.measurement
-    if m is None:
-        return (row.reason or "",)
-    return (
-        f"{1e3 * m.cpu_seconds:.0f}",
-        f"{1e3 * m.wall_seconds:.0f}",
-        f"{m.units:.1f}",
-        f"{m.best:.1f}",
-        f"{m.spread:.0%}",
-        f"{m.peak_megabytes:.0f}",
-        f"{m.flops / 1e9:.2f}",
-        f"{m.fraction:.0%}",
-    )
-
-
-def _reference(row: Row, known: Named) -> tuple[str, ...]:
-    if known.units is None or row.measurement is None:
-        return ()
-    text = f"{known.units:g} M" + (f", {known.megabytes:g} MB" if known.megabytes else "")
-    return text, f"{known.units / row.measurement.units:.0f} ×"
-
-
 def _print_changes(changes: Sequence[Change], notes: Sequence[str]) -> None:
-    table = _table("method", *SIZES, "M before", "M now", "ratio", "noise", "memory", "")
-    for change in sorted(changes, key=lambda c: -c.ratio):
-        verdict = "" if not change.real else "slower" if change.ratio > 1 else "faster"
-        table.add_row(
-            *_sizes(change.case),
-            f"{change.old.units:.1f}",
-            f"{change.new.units:.1f}",
-            f"{change.ratio:.2f}",
-            f"±{change.noise:.0%}",
-            f"{change.memory:.2f}",
-            verdict,
-        )
-    print_table(table)
+    ordered = sorted(changes, key=lambda c: -c.ratio)
+    print_rows(("method", *SIZES, *CHANGES), [(*_sizes(c.case), *_cells(CHANGES, c)) for c in ordered])
     for note in notes:
         typer.echo(note)
     if not changes:
@@ -254,55 +238,65 @@ def _peer(name: str, cases: Sequence[BenchCase], limits: Limits, device: str, js
     from buffet.lab.peers import peer_named, run_rivals
 
     peer = peer_named(name)
-    found: list[Rivalry] = []
     mine = [case for case in cases if peer.method_for(case)]
     if not mine:
         raise BuffetError(f"--peer: {name} has nothing like the methods chosen; add backward")
-    with progress_bar("measuring") as report:
-        for rivalry in run_rivals(mine, name, limits, device):
-            found.append(rivalry)
-            report(len(found) / len(mine))
+    found = list(_watched(run_rivals(mine, name, limits, device), len(mine)))
     if json:
-        print_json([rivalry.as_dict() for rivalry in found])
+        print_json([asdict(rivalry) for rivalry in found])
         return
-    table = _table(
-        "method", *SIZES, name, "M", "its M", "time", "MB", "its MB", "memory", "bound", "its bound"
-    )
-    for r in found:
-        table.add_row(*_sizes(r.case), *r.cells())
-    print_table(table)
+    columns = (name, "M", "its M", "time", "MB", "its MB", "memory", "bound", "its bound")
+    print_rows(("method", *SIZES, *columns), [(*_sizes(r.case), *_compared(r)) for r in found])
     typer.echo(
         "\ntime, memory: how many times more it needs. bound: lower bound of the margin, larger is tighter."
     )
 
 
+def _compared(rivalry: Rivalry) -> tuple[str, ...]:
+    m, memory = rivalry.meeting, rivalry.megabytes
+    if m is None:
+        return "", rivalry.reason or ""
+    bounds = ("none" if bound is None else f"{bound:.4g}" for bound in (m.margin, m.peer_margin))
+    return (
+        m.method,
+        f"{m.units:.1f}",
+        f"{m.peer_units:.1f}",
+        f"{m.peer_units / m.units:.1f} ×",
+        "" if memory is None else f"{memory:.0f}",
+        f"{m.peer_megabytes:.0f}",
+        "" if memory is None else f"{m.peer_megabytes / max(memory, 1.0):.1f} ×",
+        *bounds,
+    )
+
+
 def _estimate(cases: Sequence[BenchCase], device: str, json: bool) -> None:
-    from buffet.lab.bench.costs import Machine, estimate
+    from buffet.lab.bench.estimates import Machine, estimate
 
     machine = Machine.here(device)
-    found = [(case, expected) for case in cases if (expected := estimate(case))]
-    if not found:
-        raise BuffetError(
-            "--estimate: the cost model knows baseline, lse, backward (also windowed) and buffet"
-        )
+    found = list(_watched(((case, estimate(case)) for case in cases), len(cases)))
     if json:
-        print_json(
-            [{"case": case.__dict__, **e.__dict__, "seconds": machine.seconds(e)} for case, e in found]
-        )
+        print_json([{"case": asdict(c), **asdict(e), "seconds": machine.seconds(e)} for c, e in found])
         return
-    table = _table("method", *SIZES, "GFLOP", "GB moved", "M", "seconds", "peak MB")
-    for case, e in found:
-        seconds = machine.seconds(e)
-        table.add_row(
-            *_sizes(case),
-            f"{e.flops / 1e9:.2f}",
-            f"{e.moved_bytes / 1e9:.2f}",
-            f"{seconds / machine.unit_seconds:.1f}",
-            f"{seconds:.2f}",
-            f"{e.peak_bytes / 1e6:.0f}",
-        )
-    print_table(table)
+    columns: Cells = {
+        "GFLOP": lambda e: f"{e.flops / 1e9:.2f}",
+        "GB moved": lambda e: f"{e.moved_bytes / 1e9:.2f}",
+        "M": lambda e: f"{machine.seconds(e) / machine.unit_seconds:.1f}",
+        "seconds": lambda e: f"{machine.seconds(e):.2f}",
+        "peak MB": lambda e: f"{e.peak_bytes / 1e6:.0f}",
+    }
+    print_rows(("method", *SIZES, *columns), [(*_sizes(c), *_cells(columns, e)) for c, e in found])
     typer.echo(
         f"\nHere: {machine.flop_rate / 1e9:.0f} GFLOP/s in products, {machine.byte_rate / 1e9:.1f} GB/s"
-        " elsewhere. docs/scaling.md says how the model is made."
+        " elsewhere. Larger cases are extrapolated from smaller ones (docs/scaling.md)."
     )
+
+
+T = TypeVar("T")
+
+
+def _watched(work: Iterable[T], total: int) -> Iterator[T]:
+    """Everything, with a progress bar."""
+    with progress_bar("measuring") as report:
+        for done, one in enumerate(work, 1):
+            report(done / total)
+            yield one

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from buffet.cli.terminal import print_json, print_table, progress_bar
+from buffet.cli.terminal import print_json, print_rows, progress_bar
 
 if TYPE_CHECKING:
     from buffet.lab.soundness import Progress, Violation
@@ -67,13 +66,13 @@ def soundness(
     """
     import torch
 
-    from buffet.lab.soundness import campaign, strict_campaign
+    from buffet.lab.soundness import EXTREME, ORDINARY, campaign
 
     torch.set_num_threads(1)
     if mutants:
         raise typer.Exit(_mutants(json))
-    run = strict_campaign if extreme else campaign
-    raise typer.Exit(_campaign(run(networks, points, seed, method), networks, seed, json))
+    progress = campaign(networks, points, seed, method, EXTREME if extreme else ORDINARY)
+    raise typer.Exit(_campaign(progress, networks, seed, json))
 
 
 def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool) -> int:
@@ -116,11 +115,9 @@ def _counts(now: Progress) -> str:
 
 
 def _print(now: Progress) -> None:
-    table = _table("method", "networks", "checks", "no bound", "violations")
-    for t in now.tallies.values():
-        counts = (t.networks, t.checks, t.no_bound, len(t.violations))
-        table.add_row(t.method, *(f"{count:,}" for count in counts))
-    print_table(table)
+    counts = [(t.method, t.networks, t.checks, t.no_bound, len(t.violations)) for t in now.tallies.values()]
+    columns = ("method", "networks", "checks", "no bound", "violations")
+    print_rows(columns, [(method, *(f"{count:,}" for count in row)) for method, *row in counts])
     typer.echo(f"seeds {now.first} to {now.next - 1}: {_counts(now)}")
     for v in now.violations:
         typer.echo(f"VIOLATION {_told(v)}; {v.command}")
@@ -144,14 +141,10 @@ def _mutants(json: bool) -> int:
     if json:
         print_json({"mutants": [asdict(c) for c in caught], "missed": len(missed)})
         return 1 if missed else 0
-    table = _table("mutant", "what is broken", "noticed in", "by", "seconds")
+    rows = []
     for c in caught:
         where = (c.violation.claim, c.violation.method) if c.violation else ("NOT NOTICED", "")
-        table.add_row(c.mutant, c.what, *where, f"{c.seconds:.1f}")
-    print_table(table)
+        rows.append((c.mutant, c.what, *where, f"{c.seconds:.1f}"))
+    print_rows(("mutant", "what is broken", "noticed in", "by", "seconds"), rows)
     typer.echo(f"{len(caught) - len(missed)} of {len(caught)} mutants noticed")
     return 1 if missed else 0
-
-
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""What verification costs: measured, counted, compared between commits, and estimated on paper.
+"""What verification costs: measured, counted, compared between commits, and extrapolated.
 
 cases       what is measured: shapes, methods, the named group and the grid
 counting    floating point operations and bytes of a computation, counted as it runs
@@ -6,7 +6,7 @@ measuring   one case in this process; run as a module, the process of one case
 running     every case in a process of its own, within limits of time and memory
 comparison  two documents of measurements, case by case
 growth      exponents and log-log plots
-costs       the cost model, and what a network costs on a given machine
+estimates   what larger cases cost, extrapolated from smaller ones
 """
 
 from buffet.lab.bench.cases import BenchCase, selection

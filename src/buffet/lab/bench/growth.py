@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-from buffet.errors import BuffetError
 from buffet.lab.bench.cases import CENTRE
 from buffet.lab.bench.measuring import Measurement
 from buffet.lab.bench.running import Row
+from buffet.lab.drawing import check_drawing, pictures
 
 AXES = ("layers", "tokens", "width")
 QUANTITIES: Mapping[str, tuple[str, Callable[[Measurement], float]]] = {
@@ -20,7 +20,6 @@ QUANTITIES: Mapping[str, tuple[str, Callable[[Measurement], float]]] = {
     "memory": ("peak memory in MB", lambda m: m.peak_megabytes),
     "flops": ("GFLOP of matrix products", lambda m: m.flops / 1e9),
 }
-PICTURES = ("svg", "png")
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class Curve:
     def exponent(self, quantity: str) -> float:
         """The exponent of the power of the size that fits best (least squares of the logarithms)."""
         xs = [math.log(size) for size in self.sizes]
-        ys = [math.log(max(self.value(quantity, i), 1e-9)) for i in range(len(xs))]
+        ys = [math.log(max(value, 1e-9)) for value in self.values(quantity)]
         return statistics.linear_regression(xs, ys).slope
 
-    def value(self, quantity: str, index: int) -> float:
-        return QUANTITIES[quantity][1](self.measurements[index])
+    def values(self, quantity: str) -> list[float]:
+        return [QUANTITIES[quantity][1](measurement) for measurement in self.measurements]
 
 
 def curves(rows: Sequence[Row]) -> list[Curve]:
@@ -65,41 +64,28 @@ def curves(rows: Sequence[Row]) -> list[Curve]:
 
 def draw(lines: Sequence[Curve]) -> dict[str, bytes]:
     """Log-log plots, ``growth.svg`` and ``growth.png``: an axis of growth per column, a quantity per row."""
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator
-    except ImportError:
-        raise BuffetError("plots need matplotlib: pip install 'buffet[bench]'") from None
+    check_drawing()
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
     figure: Any = Figure(figsize=(13, 11), layout="constrained")
     grid = figure.subplots(len(QUANTITIES), len(AXES), squeeze=False)
     methods = list(dict.fromkeys(line.method for line in lines))
-    for row, (quantity, (label, _)) in zip(grid, QUANTITIES.items(), strict=True):
-        for axes, axis in zip(row, AXES, strict=True):
-            shown = [line for line in lines if line.axis == axis]
-            if not shown:
-                axes.set_visible(False)
-                continue
-            for line in shown:
-                values = [line.value(quantity, i) for i in range(len(line.sizes))]
-                axes.loglog(
-                    line.sizes,
-                    values,
-                    marker="o",
-                    color=f"C{methods.index(line.method) % 10}",
-                    label=f"{line.method}  ~ {axis}^{line.exponent(quantity):.2f}",
-                )
-            axes.set(xlabel=axis, ylabel=label)
-            ticks = sorted({size for line in shown for size in line.sizes})
-            axes.set_xticks(ticks, [str(size) for size in ticks])
-            axes.minorticks_off()
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.grid(alpha=0.3)
-            axes.legend(fontsize="x-small")
-    return {f"growth.{kind}": _saved(figure, kind) for kind in PICTURES}
-
-
-def _saved(figure: Any, kind: str) -> bytes:
-    data = io.BytesIO()
-    figure.savefig(data, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
-    return data.getvalue()
+    for axes, (quantity, axis) in zip(grid.ravel(), product(QUANTITIES, AXES), strict=True):
+        shown = [line for line in lines if line.axis == axis]
+        if not shown:
+            axes.set_visible(False)
+            continue
+        for line in shown:
+            name = f"{line.method}  ~ {axis}^{line.exponent(quantity):.2f}"
+            colour = f"C{methods.index(line.method) % 10}"
+            axes.loglog(line.sizes, line.values(quantity), marker="o", color=colour, label=name)
+        axes.set(xlabel=axis, ylabel=QUANTITIES[quantity][0])
+        ticks = sorted({size for line in shown for size in line.sizes})
+        axes.set_xticks(ticks, [str(size) for size in ticks])
+        axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="x-small")
+    return {f"growth.{kind}": picture for kind, picture in pictures(figure).items()}

@@ -11,8 +11,8 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -79,27 +79,6 @@ class Rivalry:
     meeting: Meeting | None = None
     megabytes: float | None = None  # of ours, in a process of its own
     reason: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def cells(self) -> tuple[str, ...]:
-        """Name there, M and its M, how many times more time; the same of memory; both bounds."""
-        m = self.meeting
-        if m is None:
-            return "", self.reason or ""
-        memory = self.megabytes
-        return (
-            m.method,
-            f"{m.units:.1f}",
-            f"{m.peer_units:.1f}",
-            f"{m.peer_units / m.units:.1f} ×",
-            "" if memory is None else f"{memory:.0f}",
-            f"{m.peer_megabytes:.0f}",
-            "" if memory is None else f"{m.peer_megabytes / max(memory, 1.0):.1f} ×",
-            "none" if m.margin is None else f"{m.margin:.4g}",
-            "none" if m.peer_margin is None else f"{m.peer_margin:.4g}",
-        )
 
 
 def rival(case: BenchCase, peer: Peer, device: str) -> Meeting:

@@ -88,7 +88,7 @@ class Zonotope:
         return replace(self, noise=noise.unflatten(1, radius.shape))
 
     def reduced(self, symbols: int) -> Zonotope:
-        """Only so many symbols, those with the largest coefficients, and one for every entry for the rest.
+        """The given number of symbols, those with the largest coefficients, and one per entry for the rest.
 
         This is DeepT's DecorrelateMin_k, left out where there would be no fewer symbols than before. The new
         ones have nothing to do with those of other values.

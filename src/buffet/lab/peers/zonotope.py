@@ -27,21 +27,7 @@ from buffet.errors import BuffetError
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.peers.plain import PlainNetwork
-from buffet.network import (
-    Add,
-    Affine,
-    Apply,
-    Bilinear,
-    Center,
-    Diagonal,
-    First,
-    Mean,
-    Offset,
-    Op,
-    Program,
-    Scores,
-    Softmax,
-)
+from buffet.network import Add, Affine, Apply, Bilinear, Linear, Op, Program, Scores, Softmax
 from buffet.regions import LpBall, Region
 from buffet.search.root_finding import Strategy, hopeless, secant
 from buffet.verification.verify import clean_answer
@@ -165,18 +151,11 @@ def _apply(op: Op, inputs: Sequence[Zonotope], used: int) -> Zonotope:
     match op:
         case Affine():
             return replace(x.map(lambda v: _affine(v, op.weight), op.bias), least=op.least)
-        case Diagonal():
-            return x.map(lambda v: v * op.weight, op.bias)
-        case Center():
-            return x.map(lambda v: v - v.mean(-1, keepdim=True))
-        case Offset():
-            return x.map(lambda v: v, op.value)
+        case Linear():
+            coefs, constant = op.coefficients(x.center), op.evaluate(torch.zeros_like(x.center))
+            return x.map(lambda v: op.forth(coefs, v.unsqueeze(-1)).squeeze(-1), constant)
         case Add():
             return x.plus(inputs[1])
-        case First():
-            return x.map(lambda v: v[..., :1, :])
-        case Mean():
-            return x.map(lambda v: v.mean(-2, keepdim=True))
         case Apply() if op.function in LINES:
             return LINES[op.function](*x.box()).of(x, used)
         case Bilinear():

@@ -5,14 +5,13 @@ Colours are those of Okabe and Ito, which people with any colour vision tell apa
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from buffet.errors import BuffetError
+from buffet.lab.drawing import FAINT, INK, SETTINGS, pictures
 from buffet.lab.reproduce.results import Results
 from buffet.lab.reproduce.scales import REFERENCE, Subject
 from buffet.lab.reproduce.tables import csv_text
@@ -37,21 +36,6 @@ COLUMNS = 3
 """Panels side by side."""
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
 """Where an axis of ratios has names."""
-INK, FAINT = "#222222", "#8a8a8a"
-SETTINGS: Any = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "svg.hashsalt": "buffet",  # the same data gives the same file
-    "svg.fonttype": "none",
-}
 
 
 @dataclass(frozen=True)
@@ -60,21 +44,7 @@ class Figure:
 
     name: str
     caption: str
-    svg: bytes
-    png: bytes
-    csv: str
-
-    def files(self) -> dict[str, str | bytes]:
-        """The content of its files by their endings."""
-        return {"svg": self.svg, "png": self.png, "csv": self.csv}
-
-
-def check_drawing() -> None:
-    """Refuse, before any work is done, to draw without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise BuffetError("drawing figures needs matplotlib: pip install 'buffet[plots]'") from None
+    files: Mapping[str, str | bytes]  # by their endings
 
 
 def figures(results: Results) -> list[Figure]:
@@ -110,15 +80,7 @@ def _drawn(
         for unused in axes[panels:]:
             unused.set_visible(False)
         draw(canvas, axes[:panels])
-        svg, png = (_saved(canvas, kind) for kind in ("svg", "png"))
-    return Figure(name, caption, svg, png, data)
-
-
-def _saved(canvas: Canvas, kind: str) -> bytes:
-    data = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {"Software": None}
-    canvas.savefig(data, format=kind, dpi=180, metadata=metadata)
-    return data.getvalue()
+        return Figure(name, caption, {**pictures(canvas), "csv": data})
 
 
 def _legend(canvas: Canvas, axes: Sequence[Axes]) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from buffet.lab.reproduce.results import METHODS, Results
@@ -62,12 +62,10 @@ class Table:
         ]
         return "\n".join(lines) + "\n"
 
-    def csv(self) -> str:
-        return csv_text(self.header, self.rows)
-
-    def files(self) -> dict[str, str]:
+    @property
+    def files(self) -> Mapping[str, str]:
         """The content of its files by their endings."""
-        return {"md": self.markdown(), "tex": self.latex(), "csv": self.csv()}
+        return {"md": self.markdown(), "tex": self.latex(), "csv": csv_text(self.header, self.rows)}
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -89,14 +87,7 @@ def ratio(value: float | None, digits: int = 2) -> str:
 
 def tables(results: Results) -> list[Table]:
     """Every table there is something to fill with."""
-    made = [
-        _data(results),
-        _accuracy(results),
-        _radii(results),
-        _lse(results),
-        _margins(results),
-        _times(results),
-    ]
+    made = (make(results) for make in (_data, _accuracy, _radii, _lse, _margins, _times))
     return [table for table in made if table.rows]
 
 
@@ -143,39 +134,40 @@ def _radii(results: Results) -> Table:
     )
 
 
-def _across(
-    name: str, caption: str, results: Results, methods: Sequence[str], field: str, first: Sequence[str] = ()
-) -> Table:
-    """One line per model and one column per method: a field of the comparison with the baseline."""
-    rows = []
-    for subject in results.subjects:
-        lines = [results.lines.get((subject.preset, method)) for method in methods]
-        values = [ratio(getattr(line, field)) if line else MISSING for line in lines]
-        baseline = results.lines[subject.preset, REFERENCE]
-        lead = [str(baseline.tasks)]
-        if first:
-            lead.append(f"{baseline.seconds / max(1, baseline.tasks):.2f}")
-        rows.append((subject.preset, *lead, *values))
-    return Table(name, caption, ("model", "tasks", *first, *methods), tuple(rows))
+def _across(results: Results, model: str, methods: Sequence[str], field: str) -> list[str]:
+    """A field of the comparison with the baseline, for one model and several methods."""
+    lines = [results.lines.get((model, method)) for method in methods]
+    return [ratio(getattr(line, field)) if line else MISSING for line in lines]
 
 
 def _lse(results: Results) -> Table:
-    caption = (
-        "Bound fusing and log-sum-exp softmax bounds, alone and combined: mean ratio of the certified radius "
-        "to the baseline's."
+    rows = []
+    for subject in results.subjects:
+        tasks = results.lines[subject.preset, REFERENCE].tasks
+        rows.append((subject.preset, str(tasks), *_across(results, subject.preset, COMPARED, "mean_ratio")))
+    return Table(
+        name="lse",
+        caption="Bound fusing and log-sum-exp softmax bounds, alone and combined: mean ratio of the "
+        "certified radius to the baseline's.",
+        header=("model", "tasks", *COMPARED),
+        rows=tuple(rows),
     )
-    return _across("lse", caption, results, COMPARED, "mean_ratio")
 
 
 def _times(results: Results) -> Table:
-    caption = (
-        "Time of a radius search: the baseline's in seconds per task, of the others the ratio Δ to it on the "
-        "same tasks. One thread; thorough methods were asked about the first tasks only."
-    )
     methods = [method for method in METHODS if method != REFERENCE]
-    found = _across("times", caption, results, methods, "seconds_ratio", first=(f"{REFERENCE} s",))
-    header = (*found.header[:3], *(f"Δ {method}" for method in methods))
-    return Table(found.name, found.caption, header, found.rows)
+    rows = []
+    for subject in results.subjects:
+        own = results.lines[subject.preset, REFERENCE]
+        ratios = _across(results, subject.preset, methods, "seconds_ratio")
+        rows.append((subject.preset, str(own.tasks), f"{own.seconds / max(1, own.tasks):.2f}", *ratios))
+    return Table(
+        name="times",
+        caption="Time of a radius search: the baseline's in seconds per task, of the others the ratio Δ to "
+        "it on the same tasks. One thread; thorough methods were asked about the first tasks only.",
+        header=("model", "tasks", f"{REFERENCE} s", *(f"Δ {method}" for method in methods)),
+        rows=tuple(rows),
+    )
 
 
 def _margins(results: Results) -> Table:

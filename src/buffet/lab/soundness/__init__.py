@@ -5,23 +5,36 @@ networks over all operations, some with extreme weights and some built to have a
 distance; bounds them with every method; evaluates sampled, corner and attacked points, or all there are, in
 float64; and counts the claims that fail.
 
+dice       random choices
 cases      random networks and regions
 planted    networks whose radius is known
 points     points that try to break a bound
 claims     what a method claims, held against points
-campaign   every method on many cases
-strict     the same at the edges of floating point (`extremes`, `gadgets`), against exact values (`judge`)
+extremes   networks at the edges of floating point, some put together from gadgets
+judge      their values in exact arithmetic (`spans`), at points that are known exactly (`exact_points`)
+strict     what a method claims, held against exact values
+campaign   every method on many cases, ordinary and extreme
 mutants    the same against an engine that is broken on purpose (`mutations`): it has to be noticed
 staged     cases for mistakes that random networks hide
 exact      claims that have to hold to the last bit
 """
 
-from buffet.lab.soundness.campaign import Progress, Tally, campaign, case_of, check_bounds, known_methods
+from buffet.lab.soundness.campaign import (
+    EXTREME,
+    ORDINARY,
+    Progress,
+    Tally,
+    campaign,
+    case_of,
+    check_bounds,
+    known_methods,
+)
 from buffet.lab.soundness.claims import Violation
 from buffet.lab.soundness.points import points_of
-from buffet.lab.soundness.strict import strict_campaign
 
 __all__ = [
+    "EXTREME",
+    "ORDINARY",
     "Progress",
     "Tally",
     "Violation",
@@ -30,5 +43,4 @@ __all__ = [
     "check_bounds",
     "known_methods",
     "points_of",
-    "strict_campaign",
 ]

@@ -1,28 +1,25 @@
-"""The campaign: every method on many cases, with everything counted."""
+"""The campaigns: every method on many cases, with everything counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
-
-from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.lab.soundness.cases import Case, random_case
 from buffet.lab.soundness.claims import Finding, Violation, check_inside, check_margins, check_verdicts
+from buffet.lab.soundness.exact_points import ExactPoints, exact_points
+from buffet.lab.soundness.extremes import extreme_case
 from buffet.lab.soundness.planted import planted_case
 from buffet.lab.soundness.points import Points, points_of
+from buffet.lab.soundness.strict import check_claims, check_radius
 from buffet.methods import METHODS, Method, method_named
 
 LEARNING_STEPS = 4
 """Any share is sound, so a few steps of an optimiser say as much as a hundred."""
 PLANTED_EVERY = 3
-"""Every so manieth network is a planted one."""
-TURNS = {"none": 3, "backward": 8, "final": 16, "all": 24, "tuned": 96}
-"""Methods get every so manieth network: plain ones, those that substitute backwards, those that learn."""
-INSIDE_EVERY = 16
-"""Of every so manieth network all claims of a method are looked at, not only its margins."""
+"""One network in three is a planted one."""
 
 COMPOSED: Mapping[str, Method] = {
     "baf+backward": method_named("baseline", propagation="baf+backward"),
@@ -100,23 +97,57 @@ def case_of(seed: int) -> Case:
     return planted_case(seed) if seed % PLANTED_EVERY == 2 else random_case(seed)
 
 
-def engine_of(case: Case) -> Engine:
-    """Single precision, the default, for half of the cases; double, where no allowance hides a mistake."""
-    return Engine(dtype=torch.float64 if case.seed % 2 else torch.float32)
-
-
 def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> Iterator[Finding]:
     """What the points say of one method's bounds, what is quick to find out first."""
-    engine = engine_of(points.case)
-    yield check_margins(points, method, name, engine)
+    yield check_margins(points, method, name)
     if inside and method.optimise == "none":
-        yield check_inside(points, method, name, engine)
+        yield check_inside(points, method, name)
         if method.describe().linear:
-            yield check_inside(points, method, name, engine, shares=points.case.seed)
+            yield check_inside(points, method, name, shares=points.case.seed)
+
+
+def _ordinary(points: Points, method: Method, name: str, turn: int, given: bool) -> Iterator[Finding]:
+    """Margins; for one network in 16 everything that a method claims."""
+    inside = given or turn % 16 == 0
+    yield from check_bounds(points, method, name, inside=inside)
+    if inside and points.planted:
+        yield check_verdicts(points, method, name)
+
+
+def _extreme(points: ExactPoints, method: Method, name: str, turn: int, given: bool) -> Iterator[Finding]:
+    """Margins and verdicts; for one network in 32 also a radius, which is many verifications."""
+    yield check_claims(points, method, name)
+    if turn % 32 == 0 or (given and method.optimise == "none"):
+        yield check_radius(points, method, name)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of campaign: the points of a seed's network, and what is held against them."""
+
+    draw: Callable[[int, int], Any]  # from a seed and a number of points
+    check: Callable[..., Iterator[Finding]]
+    turns: Mapping[str, int]  # a method is tried on one network in this many: slow ones rarely
+
+    def every(self, method: Method) -> int:
+        slow = method.optimise == "none" and method.propagation == "backward"
+        return self.turns["backward" if slow else method.optimise]
+
+
+ORDINARY = Kind(
+    lambda seed, count: points_of(case_of(seed), count),
+    _ordinary,
+    {"none": 3, "backward": 8, "final": 16, "all": 24, "tuned": 96},
+)
+EXTREME = Kind(
+    lambda seed, count: exact_points(extreme_case(seed), count),
+    _extreme,
+    {"none": 2, "backward": 4, "final": 8, "all": 24, "tuned": 96},
+)
 
 
 def campaign(
-    networks: int, points: int, seed: int = 0, methods: Sequence[str] | None = None
+    networks: int, points: int, seed: int = 0, methods: Sequence[str] | None = None, kind: Kind = ORDINARY
 ) -> Iterator[Progress]:
     """Run the campaign; yields what it has seen so far after every network.
 
@@ -127,28 +158,21 @@ def campaign(
     known = known_methods()
     now = Progress(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
     for number in range(seed, seed + networks):
-        evidence = points_of(case_of(number), points)
-        planted = evidence.case.radius is not None
-        tallies = dict(now.tallies)
+        evidence = kind.draw(number, points)
+        tallies, undecided = dict(now.tallies), now.undecided
         for place, name in enumerate(tallies):
             turn = number + place
-            if methods or turn % _every(known[name]) == 0:
-                inside = bool(methods) or turn % INSIDE_EVERY == 0
-                found = sum(check_bounds(evidence, known[name], name, inside=inside), Finding())
-                if inside and planted:
-                    found += check_verdicts(evidence, known[name], name, engine_of(evidence.case))
+            if methods or turn % kind.every(known[name]) == 0:
+                found = sum(kind.check(evidence, known[name], name, turn, bool(methods)), Finding())
                 tallies[name] = tallies[name].after(found)
+                undecided += found.undecided
         now = Progress(
             seed,
             number + 1,
             tallies,
             now.points + evidence.count(),
-            now.planted + planted,
+            now.planted + evidence.planted,
             now.exhaustive + evidence.exhaustive,
+            undecided,
         )
         yield now
-
-
-def _every(method: Method) -> int:
-    slow = method.optimise == "none" and method.propagation == "backward"
-    return TURNS["backward" if slow else method.optimise]

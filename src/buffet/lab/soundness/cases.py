@@ -11,10 +11,16 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from buffet.engine import Engine
 from buffet.lab.random_models import RandomModel, model_of, random_tensors
+from buffet.lab.soundness.dice import Dice
 from buffet.loading import ModelConfig
 from buffet.loading.config import ACTIVATIONS
+from buffet.methods import Method
 from buffet.regions import Box, CandidateSet, LpBall, Region
+from buffet.results import Verification
+from buffet.search.radius import radius
+from buffet.verification.verify import verify
 
 NORMS = (1, 1.5, 2, 3, math.inf)
 
@@ -37,25 +43,37 @@ class Case:
         """The region of the sentence without padding, as the engine sees it."""
         return self.region.without_padding(self.mask)
 
+    @property
+    def engine(self) -> Engine:
+        """Single precision, the default, for even seeds; double, which allows for less, for odd ones."""
+        return Engine(dtype=torch.float64 if self.seed % 2 else torch.float32)
 
-class Dice:
-    """Random choices from one seed."""
+    def verify(self, method: Method, *, falsify: bool = False) -> Verification:
+        """What a method answers about the region."""
+        return verify(
+            self.model,
+            self.region,
+            method=method,
+            label=self.label,
+            mask=self.mask,
+            engine=self.engine,
+            falsify=falsify,
+        )
 
-    def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def pick(self, choices: Sequence[Any]) -> Any:
-        return choices[int(torch.randint(len(choices), (1,), generator=self.generator))]
-
-    def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
-
-    def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64)
-
-    def size(self, *shape: int) -> Tensor:
-        """Sizes of regions, from 1e-4 to 1."""
-        return 10 ** (-4 + 4 * self.uniform(*shape))
+    def certified_radius(self, method: Method, largest: float) -> float:
+        """The radius that a method certifies for the first task, whatever the size of its ball."""
+        found = radius(
+            self.model,
+            self.region.select([0]),
+            method,
+            label=self.label,
+            mask=self.mask,
+            search="bisection",
+            largest=largest,
+            attack=False,
+            engine=self.engine,
+        )
+        return found.certified
 
 
 def random_case(seed: int) -> Case:
@@ -65,7 +83,10 @@ def random_case(seed: int) -> Case:
     scale = dice.pick((0.3, 1.0, 1.0, 2.0, 10.0))
     stress = dice.pick((*["plain"] * 3, *STRESSES))
     tensors = random_tensors(config, dice.generator, scale)
-    model = model_of(config, STRESSES[stress](tensors, dice) if stress in STRESSES else tensors)
+    if stress in STRESSES:
+        change = STRESSES[stress](dice)
+        tensors = {name: change(name, tensor) for name, tensor in tensors.items()}
+    model = model_of(config, tensors)
     tokens, padding = dice.pick((1, 2, 3, 5, 6)), dice.pick((0, 0, 1, 2))
     mask = torch.arange(tokens + padding) < tokens
     x = dice.pick((0.1, 1.0, 5.0)) * dice.normal(tokens + padding, config.row_width)
@@ -78,30 +99,34 @@ def random_case(seed: int) -> Case:
     return Case(seed, name, model, region, mask, label)
 
 
-def random_config(dice: Dice, **given: Any) -> ModelConfig:
-    """Every option of an architecture, chosen at random unless it is given."""
-    pick = dice.pick
-    heads = pick((1, 2, 3))
-    pooling = pick(("cls", "mean"))
-    chosen = {
-        "vocab_size": 4,
-        "hidden_size": heads * pick((2, 3, 4)),
-        "num_hidden_layers": pick((1, 1, 2, 2, 3, 4)),
-        "num_attention_heads": heads,
-        "intermediate_size": pick((3, 8)),
-        "hidden_act": pick(tuple(ACTIVATIONS)),
-        "max_position_embeddings": 8,
-        "type_vocab_size": 1,
-        "layer_norm": pick(("standard", "no_var")),
-        "layer_norm_eps": pick((1e-12, 1e-5, 1e-2)),
-        "norm_position": pick(("post", "pre")),
-        "pooling": pooling,
-        "head_act": pick((None, None, "tanh", "relu", "gelu", "none")),
-        "embedding_size": pick((None, None, 3, 7)),
-        "embedding_norm": pick((True, True, False)),
-        "final_norm": pick((None, None, True, False)),
-        "num_labels": pick((2, 2, 3, 4, 5)),
-    }
+Options = Sequence[Any] | Callable[[Mapping[str, Any]], Sequence[Any]]
+"""What may be chosen for an entry of a configuration; it may depend on what was chosen before."""
+FIXED = {"vocab_size": 4, "max_position_embeddings": 8, "type_vocab_size": 1}
+EVERYTHING: Mapping[str, Options] = {
+    "num_attention_heads": (1, 2, 3),
+    "pooling": ("cls", "mean"),
+    "hidden_size": lambda chosen: [chosen["num_attention_heads"] * size for size in (2, 3, 4)],
+    "num_hidden_layers": (1, 1, 2, 2, 3, 4),
+    "intermediate_size": (3, 8),
+    "hidden_act": tuple(ACTIVATIONS),
+    "layer_norm": ("standard", "no_var"),
+    "layer_norm_eps": (1e-12, 1e-5, 1e-2),
+    "norm_position": ("post", "pre"),
+    "head_act": (None, None, "tanh", "relu", "gelu", "none"),
+    "embedding_size": (None, None, 3, 7),
+    "embedding_norm": (True, True, False),
+    "final_norm": (None, None, True, False),
+    "num_labels": (2, 2, 3, 4, 5),
+}
+"""Every option of an architecture."""
+
+
+def random_config(dice: Dice, options: Mapping[str, Options] = EVERYTHING, **given: Any) -> ModelConfig:
+    """An architecture, chosen at random but for what is given."""
+    chosen: dict[str, Any] = dict(FIXED)
+    for name, values in options.items():
+        open_ = values(chosen) if callable(values) else values
+        chosen[name] = dice.pick(open_) if len(open_) > 1 else open_[0]
     return ModelConfig(**{**chosen, **given})
 
 
@@ -125,61 +150,53 @@ def random_region(x: Tensor, tokens: int, dice: Dice) -> Region:
 
 # --- weights no training would give -------------------------------------------------------------------------
 
-Tensors = Mapping[str, Tensor]
+Stress = Callable[[str, Tensor], Tensor]
+"""Makes a tensor of a network, which has a name, difficult."""
 
 
-def _sparse(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
+def _sparse(dice: Dice) -> Stress:
     """Most weights exactly 0."""
-    return {n: v * (dice.uniform(*v.shape) < 0.3).to(v.dtype) for n, v in tensors.items()}
+    return lambda name, v: v * (dice.uniform(*v.shape) < 0.3).to(v.dtype)
 
 
-def _spikes(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
+def _spikes(dice: Dice) -> Stress:
     """One weight of every matrix a hundred times the others."""
 
-    def spike(v: Tensor) -> Tensor:
+    def spike(name: str, v: Tensor) -> Tensor:
         v = v.clone()
-        v.view(-1)[int(torch.randint(v.numel(), (1,), generator=dice.generator))] *= 100
+        if v.ndim == 2:
+            v.view(-1)[int(torch.randint(v.numel(), (1,), generator=dice.generator))] *= 100
         return v
 
-    return {n: spike(v) if v.ndim == 2 else v for n, v in tensors.items()}
+    return spike
 
 
-def _offsets(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
-    """Biases that drive every activation far from 0."""
-    return {n: 30 * v if n.endswith("bias") else v for n, v in tensors.items()}
-
-
-def _wild_norms(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
+def _wild_norms(dice: Dice) -> Stress:
     """LayerNorms with weights of any sign and size."""
 
-    def wild(v: Tensor) -> Tensor:
-        return dice.normal(*v.shape) * 10 ** (2 * dice.normal(*v.shape))
+    def wild(name: str, v: Tensor) -> Tensor:
+        return dice.normal(*v.shape) * 10 ** (2 * dice.normal(*v.shape)) if "LayerNorm.weight" in name else v
 
-    return {n: wild(v) if "LayerNorm.weight" in n else v for n, v in tensors.items()}
+    return wild
 
 
-def _dead(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
+def _dead(dice: Dice) -> Stress:
     """Some whole tensors 0."""
-    return {n: v * dice.pick((0, 1, 1, 1)) for n, v in tensors.items()}
+    return lambda name, v: v * dice.pick((0, 1, 1, 1))
 
 
-def _sharp(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
-    """Scores so large that attention looks at one word."""
-    return {n: 5 * v if ".self.query" in n or ".self.key" in n else v for n, v in tensors.items()}
-
-
-def _tiny(tensors: Tensors, dice: Dice) -> dict[str, Tensor]:
+def _tiny(dice: Dice) -> Stress:
     """Weights of a size at which sums of squares leave the range of float32."""
     factor = dice.pick((1e-4, 1e-10, 1e-25))
-    return {n: v if "LayerNorm.weight" in n else factor * v for n, v in tensors.items()}
+    return lambda name, v: v if "LayerNorm.weight" in name else factor * v
 
 
-STRESSES: Mapping[str, Callable[[Tensors, Dice], dict[str, Tensor]]] = {
+STRESSES: Mapping[str, Callable[[Dice], Stress]] = {
     "sparse": _sparse,
     "spikes": _spikes,
-    "offsets": _offsets,
+    "offsets": lambda dice: lambda name, v: 30 * v if "bias" in name else v,  # far from 0
     "wild norms": _wild_norms,
     "dead": _dead,
-    "sharp": _sharp,
+    "sharp": lambda dice: lambda name, v: 5 * v if ".query" in name or ".key" in name else v,  # one word
     "tiny": _tiny,
 }

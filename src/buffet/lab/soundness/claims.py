@@ -8,25 +8,23 @@ their own, which the values of the network at the points must not break.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from buffet.bounds.forms import Form, Rows
-from buffet.engine import Engine, bound_margins
+from buffet.engine import bound_margins
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.points import Points, deviations
 from buffet.methods import Method
 from buffet.optimisation.starts import initial_parameters
-from buffet.propagation.clean_run import Scene
 from buffet.propagation.substitution import Bounds
 from buffet.propagation.walk import bound_nodes
 from buffet.relaxations.linear import Piece
 from buffet.relaxations.relaxation import Parameters
 from buffet.relaxations.table import Relaxer
-from buffet.search.radius import radius
-from buffet.verification.verify import verify
 
 TOLERANCE = 1e-9
 """How far, relative to the numbers it is computed from, a value in float64 may itself be off."""
@@ -49,6 +47,14 @@ class Violation:
     value: float  # below the bound
     point: tuple[tuple[float, ...], ...]  # δ of every moved row; of boxes and candidates, exactly, the row
     extreme: bool = False  # of the campaign at the edges of floating point
+
+    @classmethod
+    def of(
+        cls, case: Case, method: str, claim: str, task: int, bound: float, value: float, point: Any
+    ) -> Violation:
+        """A violation in a case, at a point that is an array moved × width."""
+        place = tuple(map(tuple, point.tolist()))
+        return cls(case.seed, case.name, method, claim, task, bound, value, place)
 
     @property
     def command(self) -> str:
@@ -75,54 +81,39 @@ class Finding:
         )
 
 
-def check_margins(points: Points, method: Method, name: str, engine: Engine) -> Finding:
+def check_margins(points: Points, method: Method, name: str) -> Finding:
     """Hold the margins of the points against a method's bounds."""
     case = points.case
-    bounds = bound_margins(case.model, case.inner, method, case.label, engine)
-    finite = bounds.isfinite().all(-1)
-    found = _compare(points, name, "margin", bounds, points.margins, 1 + points.margins.abs())
-    return Finding(found.checks, bool(finite.all()), found.violations)
+    bounds = bound_margins(case.model, case.inner, method, case.label, case.engine)
+    found = compare(points, name, "margin", bounds, points.margins, 1 + points.margins.abs())
+    return replace(found, bounded=bool(bounds.isfinite().all()))
 
 
-def check_verdicts(points: Points, method: Method, name: str, engine: Engine) -> Finding:
+def check_answer(points: Points, method: Method, name: str) -> Finding:
+    """The margins of an answer, of whatever parts they are put together, hold for every point."""
+    bounds = points.case.verify(method).margins
+    return compare(points, name, "margin of an answer", bounds, points.margins, 1 + points.margins.abs())
+
+
+def check_verdicts(points: Points, method: Method, name: str) -> Finding:
     """Nothing may be certified that has a point with another answer, at a given size or by a search."""
     case = points.case
-    answer = verify(case.model, case.region, method=method, label=case.label, mask=case.mask, engine=engine)
-    certified = torch.tensor([v == "certified" for v in answer.verdicts])
-    least = points.margins.amin(-1)
+    certified = torch.tensor([v == "certified" for v in case.verify(method, falsify=True).verdicts])
+    least = points.margins.amin(-1, keepdim=True)
     claimed = torch.where(certified, 0.0, torch.nan)[:, None]
-    found = _compare(points, name, "verdict", claimed, least.unsqueeze(-1), 1 + least.abs().unsqueeze(-1))
-    return found + _check_radius(points, method, name, engine)
-
-
-def _check_radius(points: Points, method: Method, name: str, engine: Engine) -> Finding:
-    """No radius beyond that of a planted point may be found."""
-    case = points.case
+    found = compare(points, name, "verdict", claimed, least, 1 + least.abs())
     if case.radius is None:
-        return Finding()
-    ball = case.region.select([0])
-    found = radius(
-        case.model,
-        ball,
-        method,
-        label=case.label,
-        mask=case.mask,
-        search="bisection",
-        largest=max(4 * case.radius, 1e-6),
-        attack=False,
-        engine=engine,
-    )
-    lowest = int(points.margins[:, 0].amin(-1).argmin())
-    if found.certified <= case.radius or not float(points.margins[lowest, 0].min()) < 0:
-        return Finding(1)
-    point = tuple(map(tuple, points.deltas[lowest, 0].tolist()))
-    wrong = Violation(case.seed, case.name, name, "radius", 0, found.certified, case.radius, point)
-    return Finding(1, True, (wrong,))
+        return found
+    # No radius beyond that of a planted point may be found.
+    radius = case.certified_radius(method, max(4 * case.radius, 1e-6))
+    lowest = int(least[:, 0, 0].argmin())
+    if radius <= case.radius or not float(least[lowest, 0, 0]) < 0:
+        return found + Finding(1)
+    point = points.deltas[lowest, 0]
+    return found + Finding(1, True, (Violation.of(case, name, "radius", 0, radius, case.radius, point),))
 
 
-def check_inside(
-    points: Points, method: Method, name: str, engine: Engine, shares: int | None = None
-) -> Finding:
+def check_inside(points: Points, method: Method, name: str, shares: int | None = None) -> Finding:
     """Hold the values of every node against its box, its form and its relaxation.
 
     With `shares`, everything a relaxation leaves free is chosen at random from that seed: what an optimiser
@@ -130,21 +121,21 @@ def check_inside(
     """
     case, region = points.case, points.case.inner
     scene = method.scene(case.model.program64, region.center, case.label)
-    bounds = _walk(scene, case, method, engine, Relaxer(method.product))
+
+    def walk(relaxer: Relaxer) -> Bounds:
+        with torch.no_grad():
+            return bound_nodes(scene, region, relaxer, method.describe(), dtype=case.engine.dtype)
+
+    bounds = walk(Relaxer(method.product))
     if shares is not None:
-        bounds = _walk(scene, case, method, engine, Relaxer(learned=_random_shares(bounds, shares)))
+        bounds = walk(Relaxer(learned=_random_shares(bounds, shares)))
     deltas = points.telling(INNER_POINTS)
     some = Points(case, deltas, exhaustive=False)
     at = deviations(scene.program, scene.clean, region, deltas)
     total = Finding()
     for claim, bound, value, scale in _claims(bounds, at, _sizes(bounds, at), deltas):
-        total += _compare(some, name, claim, bound, value, scale)
+        total += compare(some, name, claim, bound, value, scale)
     return total
-
-
-def _walk(scene: Scene, case: Case, method: Method, engine: Engine, relaxer: Relaxer) -> Bounds:
-    with torch.no_grad():
-        return bound_nodes(scene, case.inner, relaxer, method.describe(), dtype=engine.dtype)
 
 
 def _random_shares(bounds: Bounds, seed: int) -> dict[int, Parameters]:
@@ -233,7 +224,7 @@ def _apply(coefs: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("tnfr,ptnf->ptr", coefs.expand(values.shape[1], -1, -1, -1), values)
 
 
-def _compare(points: Points, method: str, claim: str, bound: Tensor, value: Tensor, scale: Tensor) -> Finding:
+def compare(points: Points, method: str, claim: str, bound: Tensor, value: Tensor, scale: Tensor) -> Finding:
     """Count the comparisons with finite bounds, and report the worst value below one of every task."""
     gap = (bound - value) / (TOLERANCE * scale).clamp(min=torch.finfo(torch.float64).tiny)
     known = bound.isfinite() & value.isfinite()
@@ -243,16 +234,8 @@ def _compare(points: Points, method: str, claim: str, bound: Tensor, value: Tens
     for task in (worst > 1).nonzero()[:, 0].tolist():
         place = int(entry[task])
         where = int(gap[place, task].argmax())
-        violations.append(
-            Violation(
-                points.case.seed,
-                points.case.name,
-                method,
-                claim,
-                task,
-                float(bound.expand(value.shape[1:]).flatten(1)[task, where]),
-                float(value.flatten(2)[place, task, where]),
-                tuple(map(tuple, points.deltas[place, task].tolist())),
-            )
-        )
+        claimed = float(bound.expand(value.shape[1:]).flatten(1)[task, where])
+        attained = float(value.flatten(2)[place, task, where])
+        point = points.deltas[place, task]
+        violations.append(Violation.of(points.case, method, claim, task, claimed, attained, point))
     return Finding(int(known.sum()), True, tuple(violations))

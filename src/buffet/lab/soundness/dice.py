@@ -1,29 +1,49 @@
-"""Random choices for extreme cases: numbers that are hard on floating point."""
+"""Random choices from one seed, and numbers that are hard on floating point."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from buffet.lab.soundness.cases import Dice
-
 LEAST, MOST = -149, 124
-"""Powers of 2 that float32 weights have; rows and sizes of regions, in float64, go down to the second."""
+"""Powers of 2 that float32 weights have."""
 LEAST_ROW = -1070
+"""What rows and sizes of regions, in float64, go down to."""
+DIGITS = (0, 0, 0, 1, 1, 1, 1, -1, -1, -1, 2, -2, 3, 5, -7)
 
 
-class ExtremeDice(Dice):
-    """Random choices, and numbers that are hard on floating point."""
+class Dice:
+    """Random choices from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def pick(self, choices: Sequence[Any]) -> Any:
+        return choices[int(torch.randint(len(choices), (1,), generator=self.generator))]
 
     def power(self, low: int, high: int) -> int:
+        """An exponent, both ends included."""
         return int(torch.randint(low, high + 1, (1,), generator=self.generator))
 
     def chance(self, share: float) -> bool:
         return float(self.uniform(1)) < share
 
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64)
+
+    def size(self, *shape: int) -> Tensor:
+        """Sizes of regions, from 1e-4 to 1."""
+        return 10 ** (-4 + 4 * self.uniform(*shape))
+
     def digits(self, *shape: int) -> Tensor:
         """Small whole numbers, many of them 0 and ±1: sums of them cancel exactly."""
-        values = torch.tensor([0, 0, 0, 1, 1, 1, 1, -1, -1, -1, 2, -2, 3, 5, -7], dtype=torch.float64)
+        values = torch.tensor(DIGITS, dtype=torch.float64)
         return values[torch.randint(len(values), shape, generator=self.generator)]
 
     def odd(self, *shape: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from buffet.lab.soundness.cases import Case
 from buffet.lab.soundness.judge import BITS, Judge
+from buffet.lab.soundness.points import margin_slopes
 from buffet.lab.soundness.spans import Ints, Span, span_of
 from buffet.regions import Box, CandidateSet, LpBall, Region
 
@@ -36,6 +37,15 @@ class ExactPoints:
     places: Rows  # points × moved × width
     margins: Span  # points × others, of BITS[0] bits
 
+    @property
+    def planted(self) -> bool:
+        """Whether the network is one of which bounds are tight."""
+        return self.case.name.startswith("constructed")
+
+    @property
+    def exhaustive(self) -> bool:
+        return isinstance(self.case.region, CandidateSet)
+
     def count(self) -> int:
         return len(self.places)
 
@@ -47,29 +57,22 @@ class ExactPoints:
 
         What few bits do not decide, many do, unless it is nearer than that.
         """
-        wrong, open_ = compare(self.margins, bounds)
+        wrong, open_ = below(self.margins, bounds)
         rows = np.flatnonzero(open_.any(1))
         if len(rows):
             case = self.case
             finer = self.judge.margins(rows_of(case.inner, self.places[rows]), case.label, BITS[1])
-            better, still = compare(finer, bounds)
+            better, still = below(finer, bounds)
             wrong[rows] = better
             return wrong, int(still.sum())
         return wrong, 0
 
     def margin(self, point: int, other: int) -> float:
-        """About the margin at a point: at most so much, rounded to nearest."""
-        return _ratio(int(self.margins.upper[point, other]), self.margins.scale)
+        """About the margin at a point."""
+        return self.margins.about((point, other))
 
 
-def _ratio(top: int, bottom: int) -> float:
-    try:
-        return top / bottom
-    except OverflowError:
-        return math.copysign(math.inf, top)
-
-
-def compare(margins: Span, bounds: Tensor) -> tuple[Ints, Ints]:
+def below(margins: Span, bounds: Tensor) -> tuple[Ints, Ints]:
     """Which margins are below finite bounds of one task, and which may be."""
     wrong = np.zeros(margins.shape, dtype=bool)
     open_ = np.zeros(margins.shape, dtype=bool)
@@ -95,10 +98,7 @@ def exact_points(case: Case, count: int) -> ExactPoints:
     if not len(more):
         return found
     also = judge.margins(rows_of(region, more), case.label, BITS[0])
-    scale = math.lcm(margins.scale, also.scale)
-    a, b = margins.over(scale), also.over(scale)
-    both = Span(np.concatenate([a.lower, b.lower]), np.concatenate([a.upper, b.upper]), scale)
-    return ExactPoints(case, judge, np.concatenate([first, more]), both)
+    return ExactPoints(case, judge, np.concatenate([first, more]), margins.followed_by(also))
 
 
 def rows_of(region: Region, places: Rows) -> Span:
@@ -209,14 +209,9 @@ def _corners(region: Region, generator: torch.Generator) -> Rows:
 
 def _led(case: Case, region: Region, generator: torch.Generator) -> Rows:
     """Where linear forms with gradients in float64 for their slopes are smallest and largest."""
-    start = region.sample(STEPS, generator).requires_grad_()
-    values = case.model.program64.margins(case.label).evaluate(region.points(start))
-    found = []
-    for other in range(values.shape[-1]):
-        (slope,) = torch.autograd.grad(values[..., other].sum(), start, retain_graph=True)
-        slope = slope.nan_to_num(0.0, 1.0, -1.0)
-        found += [region.extreme(slope), region.extreme(-slope)]
-    return _places(region, torch.cat(found).detach()[:, 0])
+    slopes = margin_slopes(case, region, region.sample(STEPS, generator))
+    found = [region.extreme(sign * slope) for slope in slopes for sign in (1, -1)]
+    return _places(region, torch.cat(found)[:, 0])
 
 
 def _along(points: ExactPoints) -> Rows:

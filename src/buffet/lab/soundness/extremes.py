@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from buffet.lab.random_models import model_of
-from buffet.lab.soundness.cases import Case
-from buffet.lab.soundness.dice import LEAST, LEAST_ROW, MOST, ExtremeDice
-from buffet.lab.soundness.gadgets import RECIPES, constructed
+from buffet.lab.soundness.cases import Case, Options, random_config
+from buffet.lab.soundness.dice import LEAST, LEAST_ROW, MOST, Dice
+from buffet.lab.soundness.gadgets import RECIPES, Drawn, constructed
 from buffet.loading import ModelConfig
 from buffet.regions import Box, CandidateSet, LpBall, Region
 
@@ -27,7 +27,7 @@ NORMS = (1, 2, 3, math.inf)
 
 def extreme_case(seed: int) -> Case:
     """A tiny network of some theme, with a region of one task."""
-    dice = ExtremeDice(seed)
+    dice = Dice(seed)
     theme, config, tensors, x = extreme_network(dice)
     model = model_of(config, tensors)
     tokens, padding = len(x), dice.pick((0, 0, 0, 1))
@@ -43,7 +43,7 @@ def extreme_case(seed: int) -> Case:
     return Case(seed, f"{theme}: {kind} {where}, {_told(region)}", model, region, mask, label)
 
 
-def extreme_network(dice: ExtremeDice) -> tuple[str, ModelConfig, dict[str, Tensor], Tensor]:
+def extreme_network(dice: Dice) -> tuple[str, ModelConfig, dict[str, Tensor], Tensor]:
     """A theme, and a network of it: its configuration, its tensors as they are stored, rows in float64."""
     theme = dice.pick(tuple(THEMES))
     config, tensors, x = THEMES[theme](dice)
@@ -68,7 +68,7 @@ def _told(region: Region) -> str:
     return type(region).__name__
 
 
-def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Region:
+def extreme_region(x: Tensor, tokens: int, dice: Dice, away: float) -> Region:
     """Balls, boxes with and without the clean rows in them, candidates; some of one point only."""
     count = min(tokens, dice.pick((1, 1, 2, 3)))
     words = torch.randperm(tokens, generator=dice.generator)[:count].tolist()
@@ -88,7 +88,7 @@ def extreme_region(x: Tensor, tokens: int, dice: ExtremeDice, away: float) -> Re
     return Box(x, (middle - below)[None], (middle + above)[None], words)
 
 
-def _size(largest: float, dice: ExtremeDice) -> float:
+def _size(largest: float, dice: Dice) -> float:
     """Nothing, or any size: that of a usual ball, of the rows, or a power of 2."""
     spread = dice.pick((1.0, 1.0, 1.0, largest, largest, largest * 2.0**-30, 2.0 ** dice.power(-60, 60)))
     if not 2.0**-60 < largest < 2.0**60 and largest and dice.chance(0.9):
@@ -97,7 +97,7 @@ def _size(largest: float, dice: ExtremeDice) -> float:
     return min(size, 1e300) * (not dice.chance(0.1))
 
 
-def _elsewhere(rows: Tensor, size: float, dice: ExtremeDice) -> Tensor:
+def _elsewhere(rows: Tensor, size: float, dice: Dice) -> Tensor:
     """Each row somewhere else, or all of them with the same entries at first, one of them large."""
     if dice.chance(0.8):
         return torch.stack([_varied(row, size, 1, dice)[0] for row in rows])
@@ -106,58 +106,45 @@ def _elsewhere(rows: Tensor, size: float, dice: ExtremeDice) -> Tensor:
     return found
 
 
-def _varied(row: Tensor, size: float, count: int, dice: ExtremeDice) -> Tensor:
+def _varied(row: Tensor, size: float, count: int, dice: Dice) -> Tensor:
     """Rows near one, with its entries exchanged or lost, or with large numbers that cancel."""
-    found = []
-    for _ in range(count):
-        change = dice.pick(("near", "exchanged", "lost", "digits", "pairs", "pairs"))
-        if change == "near":
-            found.append(row + size * dice.odd(len(row)))
-        elif change == "exchanged":
-            found.append(row[torch.randperm(len(row), generator=dice.generator)])
-        elif change == "lost":
-            found.append(row * (dice.uniform(len(row)) < 0.6))
-        elif change == "digits":
-            found.append(100 * dice.digits(len(row)))
-        else:
-            found.append(_pairs(100 * dice.digits(len(row)), 2.0 ** dice.power(30, 110), dice))
-    return torch.stack(found)
+    width = len(row)
+    changes: list[Callable[[], Tensor]] = [
+        lambda: row + size * dice.odd(width),
+        lambda: row[torch.randperm(width, generator=dice.generator)],
+        lambda: row * (dice.uniform(width) < 0.6),
+        lambda: 100 * dice.digits(width),
+        lambda: _pairs(100 * dice.digits(width), 2.0 ** dice.power(30, 110), dice),
+    ]
+    return torch.stack([dice.pick((*changes, changes[-1]))() for _ in range(count)])
 
 
 # --- themes: a configuration, its tensors (float64) and the rows --------------------------------------------
 
-Drawn = tuple[ModelConfig, dict[str, Tensor], Tensor]
-"""A configuration, tensors and rows, all in float64."""
+OPTIONS: Mapping[str, Options] = {
+    "num_attention_heads": (1, 1, 2),
+    "hidden_size": lambda chosen: (2, 2, 3) if chosen["num_attention_heads"] == 1 else (2, 4),
+    "num_hidden_layers": (1, 1, 2),
+    "intermediate_size": (2, 3, 4),
+    "hidden_act": ("relu", "relu", "relu", "tanh", "gelu", "gelu_new"),
+    "layer_norm": ("no_var", "no_var", "standard"),
+    "layer_norm_eps": (1e-12, 1e-5, 1e-30, 1e-200),
+    "norm_position": ("post", "pre"),
+    "pooling": ("cls", "mean"),
+    "head_act": ("none", "none", "tanh", "relu"),
+    "embedding_size": (None, None, 2, 4),
+    "embedding_norm": (False, False, True),
+    "final_norm": (False, False, True),
+    "num_labels": (2, 2, 3),
+}
 
 
-def _config(dice: ExtremeDice, **given: Any) -> ModelConfig:
-    pick = dice.pick
-    heads = pick((1, 1, 2))
-    hidden = heads * pick((2, 2, 3) if heads == 1 else (1, 2))
-    chosen = {
-        "vocab_size": 4,
-        "hidden_size": hidden,
-        "num_hidden_layers": pick((1, 1, 2)),
-        "num_attention_heads": heads,
-        "intermediate_size": pick((2, 3, 4)),
-        "hidden_act": pick(("relu", "relu", "relu", "tanh", "gelu", "gelu_new")),
-        "max_position_embeddings": 4,
-        "type_vocab_size": 1,
-        "layer_norm": pick(("no_var", "no_var", "standard")),
-        "layer_norm_eps": pick((1e-12, 1e-5, 1e-30, 1e-200)),
-        "norm_position": pick(("post", "pre")),
-        "pooling": pick(("cls", "mean")),
-        "head_act": pick(("none", "none", "tanh", "relu")),
-        "embedding_size": pick((None, None, 2, 4)),
-        "embedding_norm": pick((False, False, True)),
-        "final_norm": pick((False, False, True)),
-        "num_labels": pick((2, 2, 3)),
-    }
-    return ModelConfig(**{**chosen, **given})
+def _drawn(dice: Dice, **given: Any) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A configuration, and plain tensors for it.
 
-
-def _plain(config: ModelConfig, dice: ExtremeDice) -> dict[str, Tensor]:
-    """Small whole numbers, or numbers of ordinary size; LayerNorms near the identity."""
+    They are small whole numbers, or numbers of ordinary size; LayerNorms are near the identity.
+    """
+    config = random_config(dice, OPTIONS, max_position_embeddings=4, **given)
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
         if "LayerNorm.weight" in name:
@@ -166,17 +153,17 @@ def _plain(config: ModelConfig, dice: ExtremeDice) -> dict[str, Tensor]:
             return torch.zeros(shape, dtype=torch.float64)
         return dice.weights(*shape)
 
-    return {name: draw(name, shape) for name, shape in config.shapes().items()}
+    return config, {name: draw(name, shape) for name, shape in config.shapes().items()}
 
 
-def _rows(config: ModelConfig, dice: ExtremeDice, tokens: int | None = None) -> Tensor:
+def _rows(config: ModelConfig, dice: Dice, tokens: int | None = None) -> Tensor:
     """Ordinary rows, often with zeros: there clean values have no rounding errors, whatever the weights."""
     count = dice.pick((1, 1, 2, 3)) if tokens is None else tokens
     x = dice.weights(count, config.row_width)
     return x * dice.pick((0.0, 1.0, 1.0, 1.0)) * (dice.uniform(*x.shape) < dice.pick((0.4, 1.0)))
 
 
-def _pairs(values: Tensor, size: float, dice: ExtremeDice) -> Tensor:
+def _pairs(values: Tensor, size: float, dice: Dice) -> Tensor:
     """A large number added to some entries along the last axis, and taken off others."""
     values = values.clone()
     flat = values.view(-1, values.shape[-1])
@@ -188,10 +175,10 @@ def _pairs(values: Tensor, size: float, dice: ExtremeDice) -> Tensor:
     return values
 
 
-def _cancelling(dice: ExtremeDice) -> Drawn:
+def _cancelling(dice: Dice) -> Drawn:
     """Rows, biases and weights that hold ±2^k, which sums take off again."""
-    config = _config(dice, layer_norm="no_var")
-    tensors, x = _plain(config, dice), _rows(config, dice) * dice.pick((1, 100))
+    config, tensors = _drawn(dice, layer_norm="no_var")
+    x = _rows(config, dice) * dice.pick((1, 100))
     size = 2.0 ** dice.power(20, 110)
     if dice.chance(0.7):
         x = _pairs(x, size, dice)
@@ -201,10 +188,11 @@ def _cancelling(dice: ExtremeDice) -> Drawn:
     return config, tensors, x
 
 
-def _chain(dice: ExtremeDice) -> Drawn:
+def _chain(dice: Dice) -> Drawn:
     """Stages that make numbers small or large, one after the other; the last brings some of it back."""
-    config = _config(dice, layer_norm="no_var", hidden_act=dice.pick(("relu", "relu", "tanh", "gelu")))
-    tensors = _plain(config, dice)
+    config, tensors = _drawn(
+        dice, layer_norm="no_var", hidden_act=dice.pick(("relu", "relu", "tanh", "gelu"))
+    )
     reach = dice.pick(((-900, 100), (-160, -120), (-300, 200), (-1060, -1000)))
     at = dice.power(-1000, 900) if dice.chance(0.3) else dice.power(-120, 120)
     x = _rows(config, dice) * 2.0**at
@@ -223,9 +211,9 @@ def _path(tensors: Mapping[str, Tensor]) -> list[str]:
     return [n for n in tensors if n.endswith("weight") and "_embeddings" not in n]
 
 
-def _products(dice: ExtremeDice) -> Drawn:
+def _products(dice: Dice) -> Drawn:
     """Many products of tiny numbers, each of which underflows, behind which weights are large."""
-    config = _config(
+    config, tensors = _drawn(
         dice,
         layer_norm="no_var",
         norm_position="pre",
@@ -235,7 +223,6 @@ def _products(dice: ExtremeDice) -> Drawn:
         hidden_act="relu",
         head_act=dice.pick(("none", "relu")),
     )
-    tensors = _plain(config, dice)
     low, up = dice.power(-149, -60), dice.power(60, 120)
     x = _rows(config, dice, dice.pick((1, 2))) * 2.0 ** dice.power(LEAST_ROW, -900)
     path = _path(tensors)
@@ -246,30 +233,26 @@ def _products(dice: ExtremeDice) -> Drawn:
     return config, tensors, x
 
 
-def _saturated(dice: ExtremeDice) -> Drawn:
+def _saturated(dice: Dice) -> Drawn:
     """Scores, and what activations read, far beyond where they are flat; differences of them small."""
-    config = _config(dice, hidden_act=dice.pick(("tanh", "gelu", "gelu_new", "relu")))
-    tensors = _plain(config, dice)
+    config, tensors = _drawn(dice, hidden_act=dice.pick(("tanh", "gelu", "gelu_new", "relu")))
     for name, tensor in tensors.items():
         if (".query." in name or ".key." in name) and dice.chance(0.7):
             tensors[name] = tensor * 2.0 ** dice.power(5, 31)
-        if name.endswith("intermediate.dense.bias") and dice.chance(0.5):
-            tensors[name] = tensor + dice.digits(*tensor.shape) * 2.0 ** dice.power(10, 60)
-        if name.endswith("pooler.dense.bias") and dice.chance(0.5):
+        if name.endswith(("intermediate.dense.bias", "pooler.dense.bias")) and dice.chance(0.5):
             tensors[name] = tensor + dice.digits(*tensor.shape) * 2.0 ** dice.power(10, 60)
     x = _rows(config, dice)
     return config, tensors, x if dice.chance(0.6) else _pairs(x, 2.0 ** dice.power(10, 60), dice)
 
 
-def _norms(dice: ExtremeDice) -> Drawn:
+def _norms(dice: Dice) -> Drawn:
     """LayerNorms of huge, tiny and constant rows."""
-    config = _config(
+    config, tensors = _drawn(
         dice,
         layer_norm="standard",
         layer_norm_eps=dice.pick((1e-12, 1e-30, 1e-100, 1e-300)),
         embedding_norm=dice.chance(0.6),
     )
-    tensors = _plain(config, dice)
     x = _rows(config, dice)
     if dice.chance(0.4):
         x = x[:, :1].expand_as(x) + x * 2.0 ** dice.power(-60, -10)  # hardly any variance
@@ -280,10 +263,9 @@ def _norms(dice: ExtremeDice) -> Drawn:
     return config, tensors, x
 
 
-def _wild(dice: ExtremeDice) -> Drawn:
+def _wild(dice: Dice) -> Drawn:
     """Every weight of a size of its own."""
-    config = _config(dice)
-    tensors = _plain(config, dice)
+    config, tensors = _drawn(dice)
     reach = dice.pick((10, 30, 60))
     for name, tensor in tensors.items():
         if dice.chance(0.6):
@@ -291,10 +273,9 @@ def _wild(dice: ExtremeDice) -> Drawn:
     return config, tensors, dice.sized(_rows(config, dice), -reach, reach)
 
 
-def _last(dice: ExtremeDice) -> Drawn:
+def _last(dice: Dice) -> Drawn:
     """A classifier whose rows nearly agree, in weights or biases that are large."""
-    config = _config(dice, layer_norm="no_var", final_norm=False)
-    tensors = _plain(config, dice)
+    config, tensors = _drawn(dice, layer_norm="no_var", final_norm=False)
     for name in ("classifier.weight", "classifier.bias"):
         size = 2.0 ** dice.power(20, 100)
         same = size * dice.digits(*tensors[name].shape[1:])
@@ -304,7 +285,7 @@ def _last(dice: ExtremeDice) -> Drawn:
     return config, tensors, _rows(config, dice)
 
 
-THEMES: Mapping[str, Callable[[ExtremeDice], Drawn]] = {
+THEMES: Mapping[str, Callable[[Dice], Drawn]] = {
     **{f"constructed, {name}": recipe for name, recipe in RECIPES.items()},
     "constructed": constructed,
     "constructed too": constructed,  # twice as often: it has the most to draw

@@ -2,7 +2,7 @@
 
 The network is meant as claims mean it: weights and rows as they are stored, ``1/width`` and ``1/√d`` the
 real numbers, the constant of a LayerNorm the float64 of the configuration. Linear maps, products and ReLU are
-exact; softmax, roots and the other functions are intervals of so many bits (`spans`). The constants of
+exact; softmax, roots and the other functions are intervals of limited precision (`spans`). The constants of
 `gelu_new` are intervals that hold both the real numbers and their floats.
 """
 
@@ -184,6 +184,7 @@ def _twice_c(bits: int) -> Span:
 FUNCTIONS: Mapping[str, Callable[[Span, int], Span]] = {
     "relu": lambda x, bits: spans.relu(x),
     "square": lambda x, bits: spans.square(x),
+    "reciprocal": spans.inverse,
     "rsqrt": spans.inverse_root,
     "tanh": spans.tanh,
     "gelu": _gelu,

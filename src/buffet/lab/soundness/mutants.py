@@ -16,18 +16,13 @@ from functools import cache
 from itertools import chain, product
 from typing import Any
 
-from torch import Tensor
-
-from buffet.engine import Engine
-from buffet.lab.soundness.campaign import case_of, check_bounds, engine_of, known_methods
-from buffet.lab.soundness.claims import Finding, Violation, check_verdicts
-from buffet.lab.soundness.claims import _compare as held_against
-from buffet.lab.soundness.exact import check_exactly
+from buffet.lab.soundness.campaign import case_of, check_bounds, known_methods
+from buffet.lab.soundness.claims import Finding, Violation, check_answer, check_verdicts
+from buffet.lab.soundness.exact import EXACT, check_exactly
 from buffet.lab.soundness.points import Points, points_of
 from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method, method_named
 from buffet.regions import Cell
-from buffet.verification.verify import verify
 
 SEEDS = (203, 311, 32, 116, 185, 231, 28, 282, 43, 398, 359)
 """The cases a mutant has to survive, all small: planted networks of every kind, two words, a box, candidates,
@@ -35,8 +30,8 @@ a network without finite bounds."""
 POINTS = 60
 
 Name = int | str
-"""Of a case: a seed of the campaign, or one of those that are staged."""
-CELLS = {f"{name}, cells": method_named(name, cells=6) for name in ("baseline", "lse")}
+"""Of a case: a seed of the campaign, or one of those that are staged; or a kind of exact claims."""
+WITH_CELLS = {f"{name}, cells": method_named(name, cells=6) for name in ("baseline", "lse")}
 """Methods that cut balls, which the campaign does not try."""
 
 Wrong = Callable[[Any], Any]
@@ -45,21 +40,29 @@ Wrong = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Patch:
-    """A context in which an attribute (of a table: an entry) of `owner` is `wrong` of the right one."""
+    """A context in which an attribute (of a table: an entry) of `owner` is `wrong` of the right one.
+
+    Of properties and static methods it is their function that is replaced.
+    """
 
     owner: Any
-    name: str
+    attribute: str
     wrong: Wrong
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         table = isinstance(self.owner, dict)
-        right = self.owner[self.name] if table else vars(self.owner)[self.name]
-        _put(self.owner, self.name, self.wrong(right), table)
+        right = self.owner[self.attribute] if table else vars(self.owner)[self.attribute]
+        put = self.owner.__setitem__ if table else lambda *pair: setattr(self.owner, *pair)
+        if isinstance(right, staticmethod):
+            wrong: Any = staticmethod(self.wrong(right.__func__))
+        else:
+            wrong = property(self.wrong(right.fget)) if isinstance(right, property) else self.wrong(right)
+        put(self.attribute, wrong)
         try:
             yield
         finally:
-            _put(self.owner, self.name, right, table)
+            put(self.attribute, right)
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,15 @@ class Mutant:
 
     name: str
     what: str
-    patch: Patch
+    owner: Any
+    attribute: str
+    wrong: Wrong
     methods: tuple[str, ...]
     cases: tuple[Name, ...] = ()  # in which it is likely to show, tried first
-    only: bool = False  # no others are tried
-    exact: tuple[str, ...] = ()  # claims it breaks in the last bits, which are held against exact values
+
+    @property
+    def patch(self) -> Patch:
+        return Patch(self.owner, self.attribute, self.wrong)
 
 
 @dataclass(frozen=True)
@@ -85,37 +92,24 @@ class Caught:
     seconds: float
 
 
-def _put(owner: Any, name: str, value: Any, table: bool) -> None:
-    if table:
-        owner[name] = value
-    else:
-        setattr(owner, name, value)
+def around(wrong: Callable[..., Any]) -> Wrong:
+    """A function that gets the right one and its arguments."""
+    return lambda right: lambda *args, **kwargs: wrong(right, *args, **kwargs)
 
 
-def changed_result(change: Callable[[Any], Any]) -> Wrong:
+def result(change: Callable[[Any], Any]) -> Wrong:
     """The right function with its result changed."""
-    return lambda right: lambda *args, **kwargs: change(right(*args, **kwargs))
+    return around(lambda right, *args, **kwargs: change(right(*args, **kwargs)))
 
 
-def forced(**fixed: Any) -> Wrong:
-    """The right function with some keywords forced."""
-    return lambda right: lambda *args, **kwargs: right(*args, **{**kwargs, **fixed})
-
-
-def changed_fields(**changed: Any) -> Wrong:
+def entry(**changed: Any) -> Wrong:
     """The right entry of a table with some fields changed."""
     return lambda right: replace(right, **changed)
 
 
-def narrowed(ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """A range without a tenth of its width at both ends."""
-    low, high = ends
-    return low + 0.1 * (high - low), high - 0.1 * (high - low)
-
-
 def methods() -> dict[str, Method]:
     """Everything a mutant may be tried with."""
-    return known_methods() | CELLS
+    return known_methods() | WITH_CELLS
 
 
 @cache
@@ -127,13 +121,13 @@ def evidence(name: Name) -> Points:
 
 
 def hunt(mutant: Mutant) -> Caught:
-    """Let a mutant loose on the cases until one shows it: in its bounds, or else in a verdict."""
-    first = [evidence(name) for name in mutant.cases]
-    others = [evidence(seed) for seed in SEEDS if seed not in mutant.cases and not mutant.only]
+    """Let a mutant loose on its own cases and then on all, until one shows it."""
+    exact = [name for name in mutant.cases if isinstance(name, str) and name in EXACT]
+    first = [evidence(name) for name in mutant.cases if name not in exact]
+    others = [evidence(seed) for seed in SEEDS if seed not in mutant.cases and mutant.methods]
     begin = time.perf_counter()
     with mutant.patch():
-        exactly = map(check_exactly, mutant.exact)
-        found = chain(exactly, *(findings(cases, mutant.methods) for cases in (first, others)))
+        found = chain(map(check_exactly, exact), *(findings(c, mutant.methods) for c in (first, others)))
         violation = next((v for finding in found for v in finding.violations), None)
     return Caught(mutant.name, mutant.what, violation, time.perf_counter() - begin)
 
@@ -145,20 +139,10 @@ def findings(cases: Sequence[Points], names: Sequence[str]) -> Iterator[Finding]
     """
     known = methods()
     for points, name in product(cases, names):
-        if name not in CELLS:
+        if name not in WITH_CELLS:
             yield from check_bounds(points, known[name], name, inside=True)
     for points, name in product(cases, names):
-        if name in CELLS:
-            yield check_answer(points, known[name], name, engine_of(points.case))
+        if name in WITH_CELLS:
+            yield check_answer(points, known[name], name)
         if not isinstance(points.case.region, Cell):
-            yield check_verdicts(points, known[name], name, engine_of(points.case))
-
-
-def check_answer(points: Points, method: Method, name: str, engine: Engine) -> Finding:
-    """The margins of an answer, of whatever parts they are put together, hold for every point."""
-    case = points.case
-    answer = verify(
-        case.model, case.region, None, method, label=case.label, mask=case.mask, engine=engine, falsify=False
-    )
-    size = 1 + points.margins.abs()
-    return held_against(points, name, "margin of an answer", answer.margins, points.margins, size)
+            yield check_verdicts(points, known[name], name)

@@ -10,12 +10,14 @@ where it does is known. No method may prove r, and a tight one comes close to it
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from buffet.lab.random_models import RandomModel, model_of, random_tensors
-from buffet.lab.soundness.cases import NORMS, Case, Dice, random_config
+from buffet.lab.soundness.cases import NORMS, Case, random_config
+from buffet.lab.soundness.dice import Dice
 from buffet.regions import LpBall
 
 GRID = 201
@@ -38,7 +40,7 @@ def planted_case(seed: int) -> Case:
     dice = Dice(seed)
     silent = dice.pick(tuple(SILENT))
     linear = silent == "linear"
-    given = {"head_act": "none", "layer_norm": "no_var"} if linear else {}
+    given: dict[str, Any] = {"head_act": "none", "layer_norm": "no_var"} if linear else {}
     hidden = 2 * dice.pick((2, 3))
     config = random_config(
         dice,

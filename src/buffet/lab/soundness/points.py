@@ -29,6 +29,11 @@ class Points:
     deltas: Float[Tensor, "points tasks moved width"]
     exhaustive: bool  # these are all the points there are
 
+    @property
+    def planted(self) -> bool:
+        """Whether an adversarial point is known."""
+        return self.case.radius is not None
+
     @cached_property
     def margins(self) -> Float[Tensor, "points tasks others"]:
         program, mask = self.case.model.program64.margins(self.case.label), self.case.mask
@@ -50,14 +55,15 @@ def points_of(case: Case, count: int) -> Points:
     region, generator = case.region, torch.Generator().manual_seed(case.seed)
     if isinstance(region, CandidateSet) and _choices(region) <= ALL:
         return Points(case, _enumerate(region), exhaustive=True)
-    margins = case.model.program64.margins(case.label)
     settings = AttackSettings(steps=15, restarts=2)
     found = attack(case.model.program64, region, case.label, settings, mask=case.mask)
+    sampled = region.sample(count, generator)
+    slopes = margin_slopes(case, region, region.sample(max(2, count // 10), generator))
     deltas = [
-        region.sample(count, generator),
+        sampled,
         found.deltas[None],
-        _corners(case, margins, region.sample(max(2, count // 10), generator)),
-        _extremes(case, margins, generator),
+        *(region.extreme(slope) for slope in slopes),
+        _extremes(case, generator),
     ]
     if case.known is not None:
         deltas.append(case.known)
@@ -68,34 +74,36 @@ def points_of(case: Case, count: int) -> Points:
     return Points(case, torch.where(inside[..., None, None], everything, still), exhaustive=False)
 
 
-def _corners(case: Case, margins: Program, start: Tensor) -> Tensor:
-    """Where a linear bound with the gradient at `start` for its slope is attained, for every margin."""
+def margin_slopes(case: Case, region: Region, start: Tensor) -> list[Tensor]:
+    """The gradients of all margins at points of the region, or of it without padding.
+
+    A linear bound with such a slope is attained where the region is extreme in its direction.
+    """
     start = start.requires_grad_()
-    rows = case.region.points(start)
-    values = margins.evaluate(rows, case.mask.expand(rows.shape[:-1]))
-    slopes = [
-        torch.autograd.grad(values[..., other].sum(), start, retain_graph=True)[0]
-        for other in range(values.shape[-1])
-    ]
-    return torch.cat([case.region.extreme(s.nan_to_num(0.0, 0.0, 0.0)) for s in slopes])
+    rows = region.points(start)
+    mask = case.mask.expand(rows.shape[:-1]) if region is case.region else None
+    values = case.model.program64.margins(case.label).evaluate(rows, mask)
+    return [_slope(values[..., other], start) for other in range(values.shape[-1])]
 
 
-def _extremes(case: Case, margins: Program, generator: torch.Generator) -> Tensor:
+def _slope(value: Tensor, at: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(value.sum(), at, retain_graph=True, materialize_grads=True)
+    return slope.nan_to_num(0.0, 1.0, -1.0)
+
+
+def _extremes(case: Case, generator: torch.Generator) -> Tensor:
     """Where some entries of the network's values are smallest and largest, as far as their gradient knows."""
     delta = torch.zeros(1, *case.region.moved.shape, case.region.width, dtype=torch.float64)
-    delta.requires_grad_()
-    rows = case.region.points(delta)
-    values = margins.values(rows, case.mask.expand(rows.shape[:-1]))
+    rows = case.region.points(delta.requires_grad_())
+    program = case.model.program64.margins(case.label)
+    values = program.values(rows, case.mask.expand(rows.shape[:-1]))
     found = []
     for _ in range(ENTRIES):
         node = values[int(torch.randint(1, len(values), (1,), generator=generator))]
         entries = node.flatten(2)
-        entry = int(torch.randint(entries.shape[-1], (1,), generator=generator))
-        (slope,) = torch.autograd.grad(entries[..., entry].sum(), delta, retain_graph=True, allow_unused=True)
-        if slope is not None:
-            slope = slope.nan_to_num(0.0, 0.0, 0.0)
-            found += [case.region.extreme(slope), case.region.extreme(-slope)]
-    return torch.cat(found) if found else delta.detach()
+        slope = _slope(entries[..., int(torch.randint(entries.shape[-1], (1,), generator=generator))], delta)
+        found += [case.region.extreme(slope), case.region.extreme(-slope)]
+    return torch.cat(found)
 
 
 def _choices(region: CandidateSet) -> int:

@@ -1,7 +1,7 @@
 """Arrays of numbers that are known exactly, or to hundreds of digits: whole numbers over one denominator.
 
 Sums, differences and products are exact, whatever the sizes: nothing is rounded, nothing underflows. Only
-roots, `exp`, `tanh` and the like are intervals, rounded outward to so many bits of every entry.
+roots, `exp`, `tanh` and the like are intervals, rounded outward to a given number of bits of every entry.
 """
 
 from __future__ import annotations
@@ -76,12 +76,25 @@ class Span:
             lower, upper = np.minimum(lower, end), np.maximum(upper, end)
         return Span(lower, upper, scale)
 
+    def followed_by(self, other: Span) -> Span:
+        """The entries of both along the first axis."""
+        scale = math.lcm(self.scale, other.scale)
+        a, b = self.over(scale), other.over(scale)
+        return Span(np.concatenate([a.lower, b.lower]), np.concatenate([a.upper, b.upper]), scale)
+
     def sum(self, axis: int) -> Span:
         return self.map(lambda v: v.sum(axis))
 
     def over_whole(self, number: int) -> Span:
         """Divided by a whole number."""
         return Span(self.lower, self.upper, self.scale * number)
+
+    def about(self, place: tuple[int, ...]) -> float:
+        """At most this much is an entry, rounded to nearest."""
+        try:
+            return int(self.upper[place]) / self.scale
+        except OverflowError:
+            return math.copysign(math.inf, self.upper[place])
 
     def below(self, bound: float) -> Ints:
         """Which entries are below a float, for certain."""
@@ -109,14 +122,18 @@ def span_of(values: np.ndarray) -> Span:
     """Finite floats as they are."""
     ratios = [float(v).as_integer_ratio() for v in values.ravel().tolist()]
     scale = max((bottom for _, bottom in ratios), default=1)  # powers of 2
-    return _exact([top * (scale // bottom) for top, bottom in ratios], values.shape, scale)
+    return whole([top * (scale // bottom) for top, bottom in ratios], values.shape, scale)
 
 
-def _exact(entries: Sequence[int], shape: tuple[int, ...], scale: int) -> Span:
-    array = np.empty(len(entries), dtype=object)
-    array[:] = entries
-    array = array.reshape(shape)
+def whole(entries: Sequence[int], shape: tuple[int, ...] = (1,), scale: int = 1) -> Span:
+    """Exact numbers: whole ones over a denominator."""
+    array = np.array(entries, dtype=object).reshape(shape)
     return Span(array, array, scale)
+
+
+def between(lower: Sequence[int], upper: Sequence[int], shape: tuple[int, ...], scale: int) -> Span:
+    """Intervals: whole numbers over a denominator."""
+    return Span(whole(lower, shape).lower, whole(upper, shape).lower, scale)
 
 
 def linear(x: Span, weight: Span) -> Span:
@@ -143,16 +160,24 @@ def square(x: Span) -> Span:
 
 
 def root(number: int, bits: int) -> Span:
-    """The square root of a whole number, to so many bits."""
-    whole = math.isqrt(number)
-    if whole * whole == number:
-        return _exact([whole], (1,), 1)
+    """The square root of a whole number, known to `bits` bits."""
+    exact = math.isqrt(number)
+    if exact * exact == number:
+        return whole([exact])
     near = math.isqrt(number << (2 * bits))
-    return _between([near], [near + 1], (1,), 1 << bits)
+    return between([near], [near + 1], (1,), 1 << bits)
+
+
+def inverse(x: Span, bits: int) -> Span:
+    """``1/x`` of positive numbers, each known to `bits` bits."""
+    shift = bits + max(int(v).bit_length() for v in x.upper.ravel())
+    lower = [(x.scale << shift) // v for v in x.upper.ravel()]
+    upper = [-((-x.scale << shift) // v) for v in x.lower.ravel()]
+    return between(lower, upper, x.shape, 1 << shift)
 
 
 def inverse_root(x: Span, bits: int) -> Span:
-    """``1/√x`` of positive numbers, to so many bits of each."""
+    """``1/√x`` of positive numbers, each known to `bits` bits."""
     size = max(int(v).bit_length() for v in x.upper.ravel()) - x.scale.bit_length()
     shift = bits + max(0, size // 2 + 2)
 
@@ -161,13 +186,13 @@ def inverse_root(x: Span, bits: int) -> Span:
 
     lower = [near(v) for v in x.upper.ravel()]
     upper = [near(v) + 1 for v in x.lower.ravel()]
-    return _between(lower, upper, x.shape, 1 << shift)
+    return between(lower, upper, x.shape, 1 << shift)
 
 
 def trimmed(x: Span, bits: int) -> Span:
     """The same numbers or intervals around them, rounded outward where they are far longer than need be.
 
-    An interval needs few digits more than its ends have in common; an entry, so many `bits`.
+    An interval needs few digits more than its ends have in common, an entry no more than `bits`.
     """
     length = x.scale.bit_length()
     if length < (LONG + 4 * bits if x.exact else 2 * bits):
@@ -183,16 +208,7 @@ def trimmed(x: Span, bits: int) -> Span:
         return x
     lower = [(v << shift) // x.scale for v in x.lower.ravel()]
     upper = [-((-v << shift) // x.scale) for v in x.upper.ravel()]
-    return _between(lower, upper, x.shape, 1 << shift)
-
-
-def _between(lower: Sequence[int], upper: Sequence[int], shape: tuple[int, ...], scale: int) -> Span:
-    ends = []
-    for side in (lower, upper):
-        array = np.empty(len(side), dtype=object)
-        array[:] = side
-        ends.append(array.reshape(shape))
-    return Span(ends[0], ends[1], scale)
+    return between(lower, upper, x.shape, 1 << shift)
 
 
 # --- functions that mpmath knows ----------------------------------------------------------------------------
@@ -209,44 +225,43 @@ def library() -> Any:
     return libmp
 
 
-Ends = tuple[Raw, Raw]
+Function = Callable[[Raw, int, str], Raw]
+"""A function of mpmath: takes a number, a precision in bits, and whether to round down ("f") or up ("c")."""
 
 
-def increasing(x: Span, function: Callable[[Raw, int, str], Raw], bits: int) -> Span:
+def increasing(x: Span, function: Function, bits: int) -> Span:
     """An increasing function of every entry; `function` may be off by ``2^-bits`` of its value."""
     mp = library()
     precision = bits + GUARD
 
-    def end(top: int, rounding: str) -> Raw:
-        at = mp.from_rational(top, x.scale, precision, rounding)
-        value = function(at, precision, rounding)
+    def end(top: int, rounding: str) -> tuple[int, int]:
+        value = function(mp.from_rational(top, x.scale, precision, rounding), precision, rounding)
         # Where the last bits are not to be relied on, one that is far above them goes outward.
         slack = mp.mpf_shift(mp.mpf_abs(value), -bits)
         change = mp.mpf_sub if rounding == "f" else mp.mpf_add
-        return change(value, slack, precision, rounding)
+        found: tuple[int, int] = mp.to_rational(change(value, slack, precision, rounding))
+        return found
 
-    lower = [end(v, "f") for v in x.lower.ravel()]
-    upper = [end(v, "c") for v in x.upper.ravel()]
-    return _gathered(lower, upper, x.shape, depth(bits))
+    low, high = [end(v, "f") for v in x.lower.ravel()], [end(v, "c") for v in x.upper.ravel()]
+    length = min(max((b.bit_length() for _, b in (*low, *high)), default=0), depth(bits))
+    # What is too deep for the common denominator goes outward.
+    lower, upper = [(t << length) // b for t, b in low], [-((-t << length) // b) for t, b in high]
+    return between(lower, upper, x.shape, 1 << length)
 
 
-def _gathered(lower: Sequence[Raw], upper: Sequence[Raw], shape: tuple[int, ...], most: int) -> Span:
-    """Numbers of mpmath over one denominator of at most so many bits."""
-    length = max((-exponent for _, man, exponent, _ in (*lower, *upper) if man), default=0)
-    length = min(max(length, 0), most)
+def saturated(x: Span, function: Function, far: int, bits: int) -> Span:
+    """An increasing function that is within ``2^-depth`` of 0 below ``−far``, and of 1 above `far`."""
+    mp = library()
+    tiny, limit = mp.mpf_shift(mp.fone, -depth(bits)), mp.from_int(far)
 
-    def whole(number: Raw, up: bool) -> int:
-        sign, man, exponent, _ = number
-        man = -int(man) if sign else int(man)
-        shift = exponent + length
-        if shift >= 0:
-            return man << shift
-        # Too deep for the denominator: outward.
-        if -shift > abs(man).bit_length():
-            return (1 if man > 0 and up else 0) - (1 if man < 0 and not up else 0)
-        return -(-man >> -shift) if up else man >> -shift
+    def near(at: Raw, precision: int, rounding: str) -> Raw:
+        if not mp.mpf_gt(mp.mpf_abs(at), limit):
+            return function(at, precision, rounding)
+        if at[0]:
+            return mp.fzero if rounding == "f" else tiny
+        return mp.mpf_sub(mp.fone, tiny) if rounding == "f" else mp.fone
 
-    return _between([whole(v, False) for v in lower], [whole(v, True) for v in upper], shape, 1 << length)
+    return increasing(x, near, bits)
 
 
 def clipped(x: Span, lower: int, upper: int) -> Span:
@@ -256,16 +271,8 @@ def clipped(x: Span, lower: int, upper: int) -> Span:
 
 
 def exponential(x: Span, bits: int) -> Span:
-    mp = library()
-    deep = depth(bits)
-    floor = mp.from_int(-deep)  # e^-n is below 2^-n
-
-    def exp(at: Raw, precision: int, rounding: str) -> Raw:
-        if mp.mpf_lt(at, floor):
-            return mp.fzero if rounding == "f" else mp.mpf_shift(mp.fone, -deep)
-        return mp.mpf_exp(at, precision, rounding)
-
-    return increasing(x, exp, bits)
+    """``e^x`` of numbers that are not large."""
+    return saturated(x, library().mpf_exp, depth(bits), bits)  # e^-n is below 2^-n
 
 
 def tanh(x: Span, bits: int) -> Span:
@@ -273,40 +280,26 @@ def tanh(x: Span, bits: int) -> Span:
 
 
 def normal_share(x: Span, bits: int) -> Span:
-    """``Φ(x) = erfc(−x/√2)/2``."""
+    """``Φ(x) = erfc(−x/√2)/2``, where ``Φ(−x)`` is below ``e^(−x²/2)``."""
     mp = library()
-    deep = depth(bits)
-    far = mp.from_int(2 + math.isqrt(2 * deep))  # Φ(−x) is below e^(−x²/2)
 
     def phi(at: Raw, precision: int, rounding: str) -> Raw:
-        if mp.mpf_gt(mp.mpf_abs(at), far):
-            tiny = mp.mpf_shift(mp.fone, -deep)
-            if at[0]:
-                return mp.fzero if rounding == "f" else tiny
-            return mp.mpf_sub(mp.fone, tiny) if rounding == "f" else mp.fone
         wide = precision + GUARD
         point = mp.mpf_div(mp.mpf_neg(at), mp.mpf_sqrt(mp.from_int(2), wide), wide)
         return mp.mpf_shift(mp.mpf_erfc(point, precision, rounding), -1)
 
-    return clipped(increasing(x, phi, bits), 0, 1)
+    return clipped(saturated(x, phi, 2 + math.isqrt(2 * depth(bits)), bits), 0, 1)
 
 
 def logistic(x: Span, bits: int) -> Span:
     """``1/(1 + e^-x)``."""
     mp = library()
-    deep = depth(bits)
-    far = mp.from_int(deep)
 
     def sigma(at: Raw, precision: int, rounding: str) -> Raw:
-        if mp.mpf_gt(mp.mpf_abs(at), far):
-            tiny = mp.mpf_shift(mp.fone, -deep)
-            if at[0]:
-                return mp.fzero if rounding == "f" else tiny
-            return mp.mpf_sub(mp.fone, tiny) if rounding == "f" else mp.fone
         e = mp.mpf_exp(mp.mpf_neg(at), precision + 8)
         return mp.mpf_div(mp.fone, mp.mpf_add(mp.fone, e, precision + 8), precision)
 
-    return clipped(increasing(x, sigma, bits), 0, 1)
+    return clipped(saturated(x, sigma, depth(bits), bits), 0, 1)
 
 
 def over_sum(e: Span, bits: int) -> Span:

@@ -24,7 +24,7 @@ from buffet.regions import Cell, Cuts, LpBall
 
 POINTS = 60
 SINGLE, DOUBLE = 2, 1
-"""Seeds of cases that are bounded in single and in double precision (`campaign.engine_of`)."""
+"""Seeds of cases that are bounded in single and in double precision (`Case.engine`)."""
 LAYER = "bert.encoder.layer.0."
 CONFIG = ModelConfig(
     vocab_size=2,
@@ -105,24 +105,14 @@ def _case(model: RandomModel, ball: LpBall, name: str, seed: int) -> Case:
     return Case(seed, name, model, ball, torch.ones(len(ball.center), dtype=torch.bool), label)
 
 
-CANCELLING = tuple(f"cancelling {number}" for number in range(5))
-ABSORBING = tuple(f"absorbing {number}" for number in range(4))
-"""Several of each: in which of them a rounding error makes a bound too large is up to the processor."""
-STAGED: Mapping[str, Callable[[], Points]] = {
-    "cells": partial(_cells, 203, 2.0),
-    "cells in L∞": partial(_cells, 203, math.inf),
-    **dict(
-        zip(
-            CANCELLING,
-            (partial(_cancelling, *one) for one in ((1, 1e6), (2, 1e6), (1, 1e4), (2, 3e3), (1, 3e2))),
-            strict=True,
-        )
-    ),
-    **dict(
-        zip(
-            ABSORBING,
-            (partial(_absorbing, *one) for one in ((3, 2.0**45), (2, 2.0**45), (2, 2.0**54), (3, 2.0**40))),
-            strict=True,
-        )
-    ),
+CELLS = {"cells": partial(_cells, 203, 2.0), "cells in L∞": partial(_cells, 203, math.inf)}
+CANCELLING = {
+    f"cancelling {seed}, {size:g}": partial(_cancelling, seed, size)
+    for seed, size in ((1, 1e6), (2, 1e6), (1, 1e4), (2, 3e3), (1, 3e2))
 }
+ABSORBING = {
+    f"absorbing {seed}, 2^{power}": partial(_absorbing, seed, 2.0**power)
+    for seed, power in ((3, 45), (2, 45), (2, 54), (3, 40))
+}
+"""Several of each: in which of them a rounding error makes a bound too large is up to the processor."""
+STAGED: Mapping[str, Callable[[], Points]] = {**CELLS, **CANCELLING, **ABSORBING}
