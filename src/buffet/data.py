@@ -7,6 +7,7 @@ Hugging Face hub (``hf:NAME`` or ``hf:NAME:CONFIGURATION``, with the extra ``buf
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 
 from buffet.errors import BuffetError
 from buffet.loading import Model
+from buffet.system.files import read_text
 
 HEADER = "sentence\tlabel"
 HUB = "hf:"
@@ -124,14 +126,9 @@ def read_data(source: str | Path) -> Splits:
 
 def read_tsv(path: Path) -> tuple[Example, ...]:
     """The examples of a UTF-8 file with the header ``sentence<TAB>label`` and whole labels from 0."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise BuffetError(f"{path}: no such file; expected a TSV file with the header {HEADER!r}") from None
-    except UnicodeDecodeError as error:
-        raise BuffetError(f"{path}: not UTF-8 (byte {error.start})") from None
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
+    if not os.path.exists(path):
+        raise BuffetError(f"{path}: no such file; expected a TSV file with the header {HEADER!r}")
+    lines = read_text(path).split("\n")
     if lines[0].rstrip("\r") != HEADER:
         raise BuffetError(f"{path}: line 1 is {lines[0][:60]!r}, expected the header {HEADER!r}")
     examples = tuple(
@@ -248,7 +245,7 @@ def _hub_rows(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[Exampl
 
 
 @dataclass(frozen=True)
-class Task:
+class WordTask:
     """A word of a sentence to be verified: `word` is its row in ``model.embed(sentence)``."""
 
     sentence: str
@@ -263,7 +260,7 @@ def sample_tasks(
     count: int = 140,
     longest: int = 32,
     seed: int = 0,
-) -> tuple[Task, ...]:
+) -> tuple[WordTask, ...]:
     """The paper's verification tasks: one random word in each of `count` random sentences.
 
     A sentence takes part if it has at most `longest` tokens (special ones included) and `model` gives it
@@ -272,7 +269,7 @@ def sample_tasks(
     """
     order = list(examples)
     random.Random(seed).shuffle(order)
-    tasks: list[Task] = []
+    tasks: list[WordTask] = []
     for example in order:
         if len(tasks) == count:
             break
@@ -286,19 +283,14 @@ def sample_tasks(
     return tuple(tasks)
 
 
-def _task(model: Model, example: Example, longest: int, seed: int) -> Task | None:
+def _task(model: Model, example: Example, longest: int, seed: int) -> WordTask | None:
     try:
         encoding = model.encode(example.sentence)
     except BuffetError:  # no known word, or too long for the model: nothing to verify
         return None
-    eligible = [
-        row
-        for row, (special, unknown) in enumerate(zip(encoding.special, encoding.unknown, strict=True))
-        if not (special or unknown)
-    ]
-    if len(encoding.tokens) > longest or not eligible:
+    if len(encoding.tokens) > longest or not encoding.words:
         return None
     if int(model.logits(model.embed(example.sentence)).argmax()) != example.label:
         return None
-    word = random.Random(f"{seed} {example.sentence}").choice(eligible)
-    return Task(example.sentence, example.label, word, encoding.tokens[word])
+    word = random.Random(f"{seed} {example.sentence}").choice(encoding.words)
+    return WordTask(example.sentence, example.label, word, encoding.tokens[word])

@@ -36,8 +36,7 @@ from buffet.cli.sweep import EXAMPLES as SWEEP_EXAMPLES
 from buffet.cli.sweep import sweep
 from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from buffet.cli.train import train
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 
 LONGEST = 1000
 """Characters of a complaint: what it quotes may be a whole file."""

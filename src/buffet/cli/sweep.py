@@ -20,7 +20,7 @@ from buffet import experiments
 from buffet.cli.options import DEVICE_HELP, within
 from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
-from buffet.experiments import Outcome, Progress, SweepConfig, read_sweep
+from buffet.experiments import Outcome, SweepConfig, SweepProgress, read_sweep
 from buffet.experiments.cluster import ray_fleet
 from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Fleet, LocalFleet
@@ -154,7 +154,7 @@ def _print(outcome: Outcome) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def _progress() -> Iterator[Callable[[SweepProgress], None]]:
     """A live line on stderr; where that is no terminal, a plain line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -172,13 +172,13 @@ class _Log:
     def __init__(self) -> None:
         self.last = time.monotonic()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: SweepProgress) -> None:
         if time.monotonic() - self.last >= LOG_EVERY:
             self.last = time.monotonic()
             print(_text(now), file=sys.stderr, flush=True)
 
 
-def _text(now: Progress) -> str:
+def _text(now: SweepProgress) -> str:
     left = "" if math.isinf(now.left) else f", {_duration(now.left)} left"
     return f"{now.before + now.done}/{now.total} rows, {now.rate:.2f}/s{left}, {now.failed} failed"
 

@@ -12,7 +12,7 @@ import typer
 
 import buffet.training as training
 from buffet.cli.terminal import print_json, progress_bar
-from buffet.training import Progress, TrainSettings, TrainSummary, presets
+from buffet.training import TrainProgress, TrainSettings, TrainSummary, presets
 from buffet.training.state import resume_file
 
 EXAMPLES = (
@@ -100,7 +100,7 @@ def run(json: bool, **values: object) -> None:
 def _train(settings: TrainSettings) -> TrainSummary:
     with progress_bar("training") as bar:
 
-        def report(now: Progress) -> None:
+        def report(now: TrainProgress) -> None:
             bar(now.step / now.steps)
             if now.dev_accuracy is not None:
                 typer.echo(

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from buffet.errors import BuffetError
-from buffet.loading.config import explain, show
+from buffet.errors import BuffetError, explain, show
 from buffet.report import Versions
-from buffet.system.files import sync_directory
+from buffet.system.files import read_bytes, sync_directory
 
 if TYPE_CHECKING:
     import polars
@@ -39,7 +38,7 @@ FIRST = re.compile(rb'\{"key":"[^"\\]+","status":"[a-z]+","reason":')
 """How an unfinished line begins that is all there is of a file: nobody else's file does by accident."""
 CHECKED = re.compile(rb'(\{.*),"check":"([0-9a-f]{16})"\}')
 """A whole line, in two groups: what is checked, and its check."""
-MEND = "left as it is: put the line right or remove it (its task is then done again), or give another file"
+FIX = "left as it is: correct the line or remove it (its task is then done again), or give another file"
 
 
 def _norm(text: str) -> str:
@@ -117,7 +116,7 @@ def read_rows(path: Path) -> list[Row]:
 
     Of several rows of one task the first success counts, or else the first of all.
     """
-    return distinct(Content.of(path, read_content(path)).rows)
+    return distinct(Content.of(path, read_bytes(path)).rows)
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
@@ -145,14 +144,6 @@ def load_rows(path: Path) -> polars.DataFrame:
     if not records:
         raise BuffetError(f"{path}: has no rows yet")
     return polars.DataFrame(records, schema_overrides=types, infer_schema_length=None)
-
-
-def read_content(path: Path) -> bytes:
-    """All that is in a file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -185,13 +176,13 @@ def _row(path: Path, number: int, line: bytes) -> Row:
     if not parts and (not line.startswith(START) or b'"check":' in line):
         part = "ends" if line.startswith(START) else "begins"
         found = show((line[-40:] if part == "ends" else line[:40]).decode(errors="replace"))
-        raise BuffetError(f"{where} is not a row of a sweep: it {part} with {found}; {MEND}")
+        raise BuffetError(f"{where} is not a row of a sweep: it {part} with {found}; {FIX}")
     if parts and parts[2] != _check(parts[1]):
-        raise BuffetError(f"{where} is not what was written there: its check does not fit; {MEND}")
+        raise BuffetError(f"{where} is not what was written there: its check does not fit; {FIX}")
     try:
         row = Row.model_validate_json(line)
     except ValidationError as error:
-        raise BuffetError(f"{where} is not a row of a sweep: {explain(error)}; {MEND}") from None
+        raise BuffetError(f"{where} is not a row of a sweep: {explain(error)}; {FIX}") from None
     if not parts:
         raise BuffetError(
             f"{where} has no check, as in files of earlier versions: nothing shows that its numbers are those"
@@ -241,7 +232,7 @@ class RowFile:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
             raise BuffetError(
-                f"{self.path}: cannot be written: {error.strerror}; mend that and run the same command"
+                f"{self.path}: cannot be written: {error.strerror}; fix that and run the same command"
                 " again, it continues"
             ) from None
         self._size, self._ended = self._size + len(data), True
@@ -272,12 +263,12 @@ def open_rows(path: Path) -> Iterator[RowFile]:
             ) from None
         except OSError as error:
             raise BuffetError(f"{path}: cannot be locked: {error.strerror}; use a local disk") from None
-        yield RowFile(path, descriptor, _mended(path, descriptor))
+        yield RowFile(path, descriptor, _repaired(path, descriptor))
     finally:
         os.close(descriptor)
 
 
-def _mended(path: Path, descriptor: int) -> Content:
+def _repaired(path: Path, descriptor: int) -> Content:
     """What an open file holds; only once all of it has turned out to be rows its torn end is cut off."""
     try:
         with open(descriptor, "rb", closefd=False) as file:

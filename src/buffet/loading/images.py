@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.loading.agreement import as_float32, largest_difference
-from buffet.loading.config import one_line
 from buffet.loading.model import Model
 from buffet.loading.tokenizer import Encoding
 from buffet.loading.vision import ImageConfig

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.loading.agreement import as_float32, check_agreement
-from buffet.loading.config import ModelConfig, one_line
+from buffet.loading.config import ModelConfig
 from buffet.loading.families import Architecture, read_architecture, read_json
 from buffet.loading.hub import fetch, is_hub_id
 from buffet.loading.images import ImageModel, check_images

@@ -15,8 +15,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 
 MOST_IDS = 10_000_000
 SILENCE = threading.RLock()
@@ -47,6 +46,11 @@ class Encoding:
     types: tuple[int, ...]
     special: tuple[bool, ...]
     unknown: tuple[bool, ...]
+
+    @property
+    def words(self) -> list[int]:
+        """The rows of words of the vocabulary: neither special tokens nor unknown words."""
+        return [i for i, skip in enumerate(map(max, self.special, self.unknown)) if not skip]
 
 
 @dataclass(frozen=True, eq=False)

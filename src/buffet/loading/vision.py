@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import Flag, ModelConfig, Width, explain, show
+from buffet.errors import BuffetError, show, validated
+from buffet.loading.config import Flag, ModelConfig, Width
 from buffet.loading.families import Architecture, Family, Rules, names_in, read_json
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
@@ -191,12 +191,9 @@ def image_architecture(
     family = TIMM if _is_timm(raw) else HUGGING_FACE
     try:
         values = _from_timm(raw, shapes) if family is TIMM else _from_hugging_face(raw)
-        config = ImageConfig.model_validate(values)
-    except ValidationError as error:
-        raise BuffetError(f"{where}: {explain(error)}") from None
     except (ValueError, KeyError) as error:
         raise BuffetError(f"{where}: {error}") from None
-    return ImageArchitecture(config, family)
+    return ImageArchitecture(validated(ImageConfig, values, where), family)
 
 
 def _from_hugging_face(raw: Mapping[str, Any]) -> dict[str, Any]:

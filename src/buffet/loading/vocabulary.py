@@ -9,8 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from buffet.errors import BuffetError
-from buffet.loading.config import show
+from buffet.errors import BuffetError, show
 from buffet.loading.families import read_json
 from buffet.loading.tokenizer import Tokenizer, guarded
 

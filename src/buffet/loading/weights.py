@@ -18,8 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 from buffet.loading.families import Architecture, read_json
 
 # Where the weights of a directory are, the first that is there.

@@ -1,22 +1,22 @@
-"""Trains sentence classifiers, from nothing or from a pretrained encoder, and writes them as checkpoints.
+"""Trains classifiers, from scratch or from a pretrained encoder, and writes them as checkpoints.
 
 What is trained is the very `Program` the verifier reads: its weights are leaf tensors that require
 gradients. Every regulariser acts on the input rows, outside the program, so nothing has to be switched off
 or folded in afterwards.
 
 `presets` the table of recipes, `settings` all that decides a result, `corpus` sentences → batches,
-`network` and `pretrained` the first weights, `trainer` the loop, `state` what an interrupted run leaves,
-`run` all of it in order.
+`network`, `pretrained` and `images` what learns and its first weights, `trainer` the loop, `state` what an
+interrupted run leaves, `run` all of it in order.
 """
 
 from buffet.training.presets import DEFAULT, preset_names, preset_values
-from buffet.training.results import Progress, TrainSummary
+from buffet.training.results import TrainProgress, TrainSummary
 from buffet.training.run import train
 from buffet.training.settings import TrainSettings
 
 __all__ = [
     "DEFAULT",
-    "Progress",
+    "TrainProgress",
     "TrainSettings",
     "TrainSummary",
     "preset_names",

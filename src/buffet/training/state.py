@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import explain, one_line
+from buffet.errors import BuffetError, explain, one_line
 from buffet.system.files import rename_synced, write_synced
 
 
