@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from buffet_checker.balls import Array, Ball
 from buffet_checker.errors import BadInputError
 from buffet_checker.functions import FUNCTIONS
+from buffet_checker.pieces import Terms
 from buffet_checker.storage import LARGEST_FILE, LARGEST_TEXT, parse, parse_json, read_bytes, sha256
 
 ACTIVATIONS = {
@@ -67,13 +68,18 @@ class Node:
     kind: str
     inputs: tuple[int, ...]
     name: str
-    weight: Array | None = None
-    bias: Array | None = None
+    weight: Array = field(default_factory=lambda: np.zeros(0))  # of affine and diagonal nodes
+    bias: Array = field(default_factory=lambda: np.zeros(0))  # of these and of offsets
     function: str = ""
     heads: int = 1
     scale: float = 1.0
     least: float = -math.inf  # no entry is ever below this
     sizes: tuple[Array, Array] | None = None  # of weight and bias as deployed, where these are differences
+
+    @property
+    def terms(self) -> Terms:
+        """How the products that it sums are laid out."""
+        return Terms("rescale" if self.kind == "normalise" else self.kind, self.heads)
 
 
 @dataclass(frozen=True)
@@ -292,23 +298,18 @@ def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[
 
 
 def evaluate(node: Node, inputs: list[Array]) -> Array:
-    """The value of an operation, in float64; `rounding.residual` bounds how far it is from the exact one."""
+    """The value of an operation, in float64; `intervals.residual` bounds how far it is from the exact one."""
     x = inputs[0]
     match node.kind:
         case "affine":
-            assert node.weight is not None
-            assert node.bias is not None
             return x @ node.weight.T + node.bias
         case "diagonal":
-            assert node.weight is not None
-            assert node.bias is not None
             return x * node.weight + node.bias
         case "center":
             return x - x.mean(-1, keepdims=True)
         case "add":
             return x + inputs[1]
         case "offset":
-            assert node.bias is not None
             return x + node.bias
         case "first":
             return x[:1]
@@ -322,14 +323,12 @@ def evaluate(node: Node, inputs: list[Array]) -> Array:
             return (e / e.sum(-1, keepdims=True)).reshape(x.shape)
         case "scores":
             q, k = (v.reshape(len(v), node.heads, -1) for v in inputs)
-            return node.scale * np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)).transpose(
-                1, 0, 2
-            ).reshape(len(q), -1)
+            mixed = np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0))
+            return node.scale * mixed.transpose(1, 0, 2).reshape(len(q), -1)
         case "mix":
             p, v = (value.reshape(len(value), node.heads, -1) for value in inputs)
-            return (
-                np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(p), -1)
-            )
+            mixed = np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2))
+            return mixed.transpose(1, 0, 2).reshape(len(p), -1)
         case _:
             parts = x.reshape(len(x), node.heads, -1)
             return (parts * inputs[1][:, :, None]).reshape(x.shape)
