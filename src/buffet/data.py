@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.loading import Model
 from buffet.system.files import read_text
 
@@ -200,10 +200,8 @@ def read_hub(name: str) -> Splits:
     try:
         parts = datasets.load_dataset(repository, configuration or None)
     except Exception as error:  # the library raises whatever the network, the cache or the hub ran into
-        reason = " ".join(str(error).split())[:200]
-        raise BuffetError(
-            f"{HUB}{name}: cannot be loaded (no such dataset, or no connection?): {reason}"
-        ) from None
+        reason = f"cannot be loaded (no such dataset, or no connection?): {one_line(error, 200)}"
+        raise BuffetError(f"{HUB}{name}: {reason}") from None
     return hub_splits(parts, f"{HUB}{name}")
 
 

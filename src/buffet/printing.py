@@ -41,3 +41,12 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
 def plural(count: int, word: str) -> str:
     """The word as it goes with the count."""
     return word if count == 1 else f"{word}s"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

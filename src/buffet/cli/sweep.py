@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +22,10 @@ from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
 from buffet.experiments import Outcome, SweepConfig, SweepProgress, read_sweep
 from buffet.experiments.cluster import ray_fleet
+from buffet.experiments.config import Running
 from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Fleet, LocalFleet
+from buffet.printing import duration
 from buffet.system.devices import device_named
 
 EXAMPLES = (
@@ -103,30 +105,35 @@ def sweep(
     chosen = _with_options(
         read_sweep(config), workers=workers, threads=threads, limit=limit, gpus=gpus, device=device
     )
-    if backend == "local" or chosen.run.device == "cpu":
-        device_named(chosen.run.device)  # workers elsewhere may have what is missing here
-    if backend not in BACKENDS:
-        raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
-    if backend == "local" and (address is not None or chosen.run.gpus):
-        raise BuffetError("--address and --gpus go with --backend ray")
+    _check_backend(backend, address, chosen.run)
     rows = out or chosen.out or config.with_suffix(".ndjson")
     if dry_run:
         plan = make_plan(chosen)
         found = {"tasks": plan.tasks, "batches": len(plan.units), "rows": str(rows), "notes": plan.notes}
         print_json(found) if json else typer.echo(f"{plan.tasks} tasks in {len(plan.units)} batches → {rows}")
         return
-    running = chosen.run
-    with ExitStack() as stack:
-        fleet: Fleet[Any] = LocalFleet(running.workers, running.threads)
-        if backend == "ray":
-            fleet = stack.enter_context(ray_fleet(address, running.workers, running.threads, running.gpus))
-        report = stack.enter_context(_progress())
+    with _fleet(backend, address, chosen.run) as fleet, _progress() as report:
         outcome = experiments.sweep(chosen, rows, fleet, retry_failed=retry_failed, progress=report)
     if json:
         print_json({**asdict(outcome), "rows": str(outcome.rows), "reasons": dict(outcome.reasons)})
     else:
         _print(outcome)
     raise typer.Exit(1 if outcome.failed else 0)
+
+
+def _check_backend(backend: str, address: str | None, running: Running) -> None:
+    if backend == "local" or running.device == "cpu":
+        device_named(running.device)  # workers elsewhere may have what is missing here
+    if backend not in BACKENDS:
+        raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
+    if backend == "local" and (address is not None or running.gpus):
+        raise BuffetError("--address and --gpus go with --backend ray")
+
+
+def _fleet(backend: str, address: str | None, running: Running) -> AbstractContextManager[Fleet[Any]]:
+    if backend == "ray":
+        return ray_fleet(address, running.workers, running.threads, running.gpus)
+    return nullcontext(LocalFleet(running.workers, running.threads))
 
 
 def _with_options(config: SweepConfig, **given: int | float | str | None) -> SweepConfig:
@@ -179,13 +186,5 @@ class _Log:
 
 
 def _text(now: SweepProgress) -> str:
-    left = "" if math.isinf(now.left) else f", {_duration(now.left)} left"
+    left = "" if math.isinf(now.left) else f", {duration(now.left)} left"
     return f"{now.before + now.done}/{now.total} rows, {now.rate:.2f}/s{left}, {now.failed} failed"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-    )

@@ -30,6 +30,11 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def plain_table(*columns: str) -> Table:
+    """A table without lines."""
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def print_table(table: Table) -> None:
     """A table on stdout, never cut to the width of a terminal that is not there."""
     console = Console(highlight=False)
@@ -111,7 +116,7 @@ def _legend(whole: str) -> Text:
 
 def _table(report: CertifyReport) -> Table:
     at_eps = report.query.eps is not None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("#", justify="right", style="dim")
     table.add_column(report.unit, overflow="fold")
     if at_eps:

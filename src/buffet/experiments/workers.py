@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.system.parallel import cores
 
 STILLBORN = 3
@@ -201,7 +201,7 @@ def execute(job: Job) -> Done | Failed:
     except BuffetError as error:
         return Failed(str(error))
     except Exception as error:
-        return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return Failed(one_line(f"{type(error).__name__}: {error}", 500))
 
 
 @dataclass(frozen=True, eq=False)

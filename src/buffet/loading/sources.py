@@ -62,27 +62,19 @@ def load(
     """
     if isinstance(source, nn.Module):
         return _from_module(source, tokenizer)
-    if check:
-        return checked(source, tokenizer=tokenizer)[0]
     name, directory = locate(source)
     model = _read(name, directory, tokenizer)
-    if check is None and find_spec("transformers") and _is_known(model.config):
-        _compare_if_it_runs(model, directory)
+    if check or (check is None and find_spec("transformers") and _is_known(model.config)):
+        try:
+            _difference(model, directory)
+        except _CannotRunError:  # transformers has its own mind about files, and about what it can compute
+            if check:
+                raise
     return model
 
 
-def _compare_if_it_runs(model: Model, directory: Path) -> None:
-    """Refuse a model whose logits differ from those of `transformers`, should that be able to run it."""
-    try:
-        module = _transformers(directory, model.config)
-    except Exception:  # it has its own mind about files
-        return
-    try:
-        _compare(model, module, str(directory))
-    except BuffetError:
-        raise
-    except Exception:  # and about what it can compute
-        return
+class _CannotRunError(BuffetError):
+    """`transformers` cannot run a model that we can."""
 
 
 def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tuple[Model, float]:
@@ -92,12 +84,16 @@ def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tu
     """
     name, directory = locate(source)
     model = _read(name, directory, tokenizer)
+    return model, _difference(model, directory)
+
+
+def _difference(model: Model, directory: Path) -> float:
     try:
-        return model, _compare(model, _transformers(directory, model.config), str(directory))
+        return _compare(model, _transformers(directory, model.config), str(directory))
     except BuffetError:
         raise
     except Exception as error:  # whatever goes wrong in there
-        raise BuffetError(f"{directory}: transformers cannot run it: {one_line(error)}") from None
+        raise _CannotRunError(f"{directory}: transformers cannot run it: {one_line(error)}") from None
 
 
 def _read(name: str, directory: Path, tokenizer: object) -> Model:
@@ -204,7 +200,7 @@ def _transformers(directory: Path, config: ModelConfig) -> nn.Module:
     try:
         from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
     except ImportError:
-        raise BuffetError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
+        raise _CannotRunError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
     images = isinstance(config, ImageConfig)
     kind = AutoModelForImageClassification if images else AutoModelForSequenceClassification
     with _quiet_transformers():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from buffet.experiments.rows import Row
 from buffet.experiments.summary import FAIR, GOOD, Spread, TaskId, ratios, task_id
-from buffet.printing import plural, round_down
+from buffet.printing import duration, plural, round_down
 from buffet.report.answer import norm_name
 
 
@@ -137,12 +137,3 @@ def _listed(names: Sequence[str], kind: str) -> str:
     if len(names) > 3:
         return f"{len(names)} {kind}"
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

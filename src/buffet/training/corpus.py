@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import tokenizers
 import torch
 from jaxtyping import Bool, Float, Int
-from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from buffet.data import Example
-from buffet.loading.tokenizer import SPECIAL, Tokenizer, guarded, word_level
+from buffet.loading.tokenizer import SPECIAL, Tokenizer, framed, guarded, word_level
 from buffet.training.settings import TrainSettings
 
 Sample = tuple[list[int] | Tensor, int]  # token ids of a sentence, or rows of an image; and the label
@@ -60,12 +60,7 @@ def word_pieces(sentences: Iterable[str], size: int, min_count: int) -> tokenize
         models.WordPiece(learner.get_vocab(with_added_tokens=False), unk_token="[UNK]")
     )
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    return tokenizer
+    return framed(tokenizer, SPECIAL)
 
 
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> list[Sample]:
