@@ -21,7 +21,7 @@ from buffet.system.files import read_text
 
 HEADER = "sentence\tlabel"
 HUB = "hf:"
-# How datasets of the hub call their parts and columns; the first name that is there counts.
+# What datasets of the hub call their parts and columns; the first name that is there counts.
 HUB_PARTS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 HUB_SENTENCES = ("sentence", "text")
 HELD_OUT = 2_000  # training rows that become dev where a dataset of the hub has none
@@ -208,7 +208,7 @@ def read_hub(name: str) -> Splits:
 def hub_splits(parts: Mapping[str, Iterable[Mapping[str, Any]]], source: str) -> Splits:
     """The splits in the parts of a hub dataset: rows with a sentence (or text) and a label.
 
-    A part without a dev set gives up `HELD_OUT` random training rows (at most a tenth); a test set whose
+    A dataset without a dev set gives up `HELD_OUT` random training rows (at most a tenth); a test set whose
     labels are kept secret (−1) is left out.
     """
     found = {

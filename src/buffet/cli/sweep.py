@@ -1,4 +1,4 @@
-"""`buffet sweep`: whole experiments that survive anything."""
+"""`buffet sweep`: whole experiments, which can be interrupted at any moment."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _print(outcome: Outcome) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[SweepProgress], None]]:
-    """A live line on stderr; where that is no terminal, a plain line now and then."""
+    """A live line on stderr; where stderr is not a terminal, a plain line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Log()

@@ -36,7 +36,7 @@ def plain_table(*columns: str) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout, never cut to the width of a terminal that is not there."""
+    """A table on stdout; not cut to any width where that is not a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)

@@ -28,7 +28,7 @@ HELP = {
     "preset": "What to train; any option below overrides a part of it.",
     "data": "Directory with train.tsv, dev.tsv and test.tsv (header: sentence, tab, label), or hf:NAME for a "
     "dataset of the Hugging Face hub (needs buffet[data]).",
-    "out": "Checkpoint directory to write; by default called like the preset.",
+    "out": "Checkpoint directory to write; by default named after the preset.",
     "overwrite": "Replace a checkpoint that is already there.",
     "restart": "Begin again instead of continuing an interrupted run.",
     "save_minutes": "Most minutes of work an interruption may cost.",
@@ -69,7 +69,7 @@ INTRODUCTION = """\
 Train a sentence (or image) classifier and write it as a checkpoint directory, all or nothing.
 
 The weights of the epoch with the best dev accuracy are kept; the test part is read once, at the end. An \
-interrupted run goes on when the same command is given again, and ends with the same weights.
+interrupted run continues when the same command is given again, and ends with the same weights.
 
 **Presets**: DATA-ARCHITECTURE, then any variants, as in `sst-small-3-gelu`; ReLU, LayerNorm without \
 variance and words as tokens unless said otherwise.

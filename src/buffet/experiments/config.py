@@ -40,7 +40,7 @@ class MethodChoice(_Table):
 
     @property
     def title(self) -> str:
-        """How rows call it: the name, and in brackets what was replaced."""
+        """What rows call it: the name, and in brackets what was replaced."""
         parts = ", ".join(f"{key}={value}" for key, value in self.parts.items())
         return f"{self.name}[{parts}]" if parts else self.name
 
@@ -67,7 +67,7 @@ class MethodChoice(_Table):
 
 
 class SentenceChoice(_Table):
-    """Which sentences: some of a labelled file, or the very ones that are given."""
+    """Which sentences: some of those in a labelled file, or exactly the ones given."""
 
     file: Path | None = None  # sentence<TAB>label, with that header
     texts: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class SweepConfig(_Table):
         return self
 
     def located(self, directory: Path) -> SweepConfig:
-        """The same, with relative paths counted from `directory`; an embedded name goes before a path."""
+        """The same, with relative paths taken from `directory`; embedded models take precedence."""
         known = available()
         models = tuple(name if name in known else str(directory / name) for name in self.models)
         sentences = self.sentences
@@ -199,7 +199,7 @@ def _distinct(where: str, values: Any) -> None:
 
 
 def read_sweep(path: Path) -> SweepConfig:
-    """The configuration in a TOML file; its relative paths are counted from where the file is."""
+    """The configuration in a TOML file; relative paths in it start at the directory of the file."""
     try:
         raw = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""The tasks a configuration means. The same configuration, files and seed always give the same plan.
+"""The tasks that a configuration asks for. The same configuration, files and seed always give the same plan.
 
 Every random choice is made by hashing what is chosen together with the seed. So it does not depend on the
 machine or on the order of anything, and asking for more sentences or words keeps those that were asked for.
@@ -79,13 +79,13 @@ class Question:
 
     @property
     def needs_ground(self) -> bool:
-        """Whether there is something to find out before, and for, all methods."""
+        """Whether something has to be found out once, before any method runs."""
         return self.attack or self.reference is not None
 
 
 @dataclass(frozen=True)
 class SweepTask:
-    """One row to be: some words, and the size they are verified at."""
+    """What one row will be about: some words, and the size they are verified at."""
 
     words: tuple[int, ...]
     eps: float | None = None
@@ -146,7 +146,7 @@ def digest(value: object) -> str:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What there is to do. Units of one setting follow each other: they share its ground."""
+    """What there is to do. Units of one setting come one after the other: they share its ground."""
 
     units: tuple[WorkUnit, ...]
     notes: tuple[str, ...]  # what a user should know about the choice of sentences

@@ -5,7 +5,7 @@ with a check, a hash of all that comes before it, so a line that was changed lat
 
 Whatever interrupts an append leaves a beginning of its batch: whole lines, then at most one unfinished line,
 behind which some file systems leave NUL bytes after a power cut. That unfinished last line, and nothing else,
-is a *torn end*: readers pass over it, and the next writer cuts it off. Any other line that is not a row as it
+is a *torn end*: readers skip it, and the next writer cuts it off. Any other line that is not a row as it
 was written is refused, before anything is touched, by readers and writers alike.
 """
 
@@ -107,12 +107,12 @@ def seal(text: bytes) -> bytes:
 
 
 def _check(body: bytes) -> bytes:
-    """A hash that is short: it is there for accidents, not for forgers, who could write it anew."""
+    """A hash that is short: it is there for accidents, not for forgers, who could compute it again."""
     return hashlib.sha256(body).hexdigest()[:16].encode()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, one per task; a torn end is passed over, and nothing is written.
+    """The rows of a file, one per task; a torn end is skipped, and nothing is written.
 
     Of several rows of one task the first success counts, or else the first of all.
     """
@@ -269,7 +269,7 @@ def open_rows(path: Path) -> Iterator[RowFile]:
 
 
 def _repaired(path: Path, descriptor: int) -> Content:
-    """What an open file holds; only once all of it has turned out to be rows its torn end is cut off."""
+    """What an open file holds; its torn end is cut off, once all the rest has turned out to be rows."""
     try:
         with open(descriptor, "rb", closefd=False) as file:
             found = file.read()

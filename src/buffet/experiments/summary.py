@@ -23,7 +23,7 @@ def task_id(row: Row) -> TaskId:
 
 @dataclass(frozen=True)
 class Spread:
-    """Some ratios, and what is said of them; None where there are none."""
+    """Some ratios, and the numbers that describe them; None where there are no ratios."""
 
     values: tuple[float, ...]
 
@@ -40,7 +40,7 @@ class Spread:
         return min(self.values, default=None)
 
     def share(self, least: float) -> float | None:
-        """Which share of them is at least this large."""
+        """The share of them that is at least this large."""
         return sum(value >= least for value in self.values) / len(self.values) if self.values else None
 
 

@@ -121,7 +121,7 @@ def _picture(path: Path, channels: int) -> Tensor:
                 pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
     except FileNotFoundError:
         raise BuffetError(f"{path}: no such picture") from None
-    except Exception as error:  # of a broken picture Pillow raises whatever comes to its mind
+    except Exception as error:  # Pillow raises nearly anything for a broken picture
         raise BuffetError(f"{path}: not a picture that can be read: {one_line(error)}") from None
     array = torch.from_numpy(pixels.copy())
     return array if channels == 1 else array.movedim(-1, 0)

@@ -43,7 +43,7 @@ def load(
 ) -> Model:
     """The model of `source`, the embedded default when nothing is given. `source` is one of
 
-    * the name of an embedded model (it goes before a directory of the same name: write ``./name`` for that);
+    * the name of an embedded model (for a directory of the same name write ``./name``);
     * a directory with config.json, weights (model.safetensors or pytorch_model.bin, or their shards) and
       tokenizer (tokenizer.json, vocab.txt, or vocab.json and merges.txt);
     * ``owner/model``, an id of the Hugging Face Hub (extra ``hf``);
@@ -53,7 +53,7 @@ def load(
     A vision transformer (in Hugging Face's words or in timm's) becomes an `ImageModel`, whose `embed` takes
     an image instead of a text.
 
-    `tokenizer`, a directory or an object of `tokenizers` or `transformers`, goes before the one in the
+    `tokenizer`, a directory or an object of `tokenizers` or `transformers`, replaces the one in the
     directory; a module without one takes embedding rows but no texts. A module in memory is run beside the
     program made of it, and refused if their logits differ by more than 1e-4. So is a directory, where
     `transformers` is installed and can run it; with ``check=True`` it has to, with ``check=False`` it is not
@@ -67,7 +67,7 @@ def load(
     if check or (check is None and find_spec("transformers") and _is_known(model.config)):
         try:
             _difference(model, directory)
-        except _CannotRunError:  # transformers has its own mind about files, and about what it can compute
+        except _CannotRunError:  # transformers is choosier about files, and about what it computes
             if check:
                 raise
     return model

@@ -227,7 +227,7 @@ def _last(size: Any) -> Any:
 
 
 def _from_timm(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """timm's name of an architecture stands for sizes that the tensors tell; heads are 64 wide."""
+    """timm names an architecture; its sizes are read off the tensors, and heads are 64 wide."""
     if (pool := raw.get("global_pool", "token")) != "token":
         raise ValueError(f"global_pool is {show(pool)}: only classifiers that read the class token")
     missing = {"cls_token", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "head.weight"} - set(shapes)

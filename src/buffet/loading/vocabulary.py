@@ -1,4 +1,4 @@
-"""Tokenizers of others: `tokenizer.json`, the vocabularies from before it, or objects in memory."""
+"""Other people's tokenizers: `tokenizer.json`, the vocabularies from before it, or objects in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep says in a sentence and a few numbers; what speaks for us is rounded down."""
+"""What a sweep says in a sentence and a few numbers; what speaks for a method is rounded down."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _setup(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _methods(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What every method was made of; how it learns only where it does."""
+    """What every method was made of; how it learns is said only of those that do."""
     learning = ("steps", "rate", "start")
     return [
         (

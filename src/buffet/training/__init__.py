@@ -1,6 +1,6 @@
 """Trains classifiers, from scratch or from a pretrained encoder, and writes them as checkpoints.
 
-What is trained is the very `Program` the verifier reads: its weights are leaf tensors that require
+What is trained is the same `Program` that the verifier reads: its weights are leaf tensors that require
 gradients. Every regulariser acts on the input rows, outside the program, so nothing has to be switched off
 or folded in afterwards.
 

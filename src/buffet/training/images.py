@@ -27,7 +27,7 @@ class ImageNetwork(Trainable):
 
     @property
     def program(self) -> Program:
-        """Made anew for every step: the positions in it are computed from several weights."""
+        """Rebuilt for every step: the positions in it are computed from several weights."""
         return build_program(self.config, self.tensors)
 
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:

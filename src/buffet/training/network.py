@@ -34,7 +34,7 @@ class Trainable:
 
     @property
     def pad(self) -> int:
-        """What is in padding rows; it changes nothing, as they are masked."""
+        """What padding consists of; it has no effect, as padding is masked."""
         return self.config.pad_token_id or 0
 
     def rows(self, batch: Batch) -> Float[Tensor, "samples tokens width"]:

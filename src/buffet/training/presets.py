@@ -40,7 +40,7 @@ def _paper(layers: int) -> Part:
 
 
 def _small(layers: int) -> Part:
-    """What is small enough for proofs at once is trained for them, as the embedded model is."""
+    """Networks small enough to be proven quickly are trained for that, as the embedded model is."""
     size = {"layers": layers, "width": 128, "inner": 128, "heads": 4, "rate": 5e-4, "weight_decay": 2.0}
     return Part(f"{_layers(layers)}, width 128, FFN 128, 4 heads, strong weight decay", size)
 

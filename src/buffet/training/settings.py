@@ -1,4 +1,4 @@
-"""All that decides the result of a training run."""
+"""Everything that decides the result of a training run."""
 
 from __future__ import annotations
 

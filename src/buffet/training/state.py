@@ -1,6 +1,6 @@
 """What an interrupted run leaves behind: one safetensors file beside the output, numbers and no code.
 
-A run that takes it up again ends with the very weights of a run that was never interrupted.
+A run that resumes from it ends with the same weights as one that was never interrupted.
 """
 
 from __future__ import annotations

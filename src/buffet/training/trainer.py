@@ -63,7 +63,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done, or the last ones brought nothing."""
+        """Whether all epochs are done, or the last ones brought no improvement."""
         done = len(self.at.losses)
         return done >= self.settings.epochs or (done - self.at.best_epoch >= self.settings.patience)
 
@@ -89,7 +89,7 @@ class Trainer:
             self.save()
 
     def end_epoch(self, accuracy: float, batches: int) -> None:
-        """Note what the epoch brought and turn to the next."""
+        """Record how the epoch went and turn to the next."""
         loss = self.at.total / batches
         self.report(loss, accuracy)
         if accuracy > max(self.at.accuracies, default=-1.0):
@@ -144,7 +144,7 @@ class Trainer:
         return Snapshot(self.at, tensors)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot of the same run; one of other tensors is refused."""
+        """Resume from a snapshot of the same run; one with other tensors is refused."""
         try:
             self._take(snapshot)
         except BROKEN as error:
