@@ -20,7 +20,7 @@ from buffet.loading.tokenizer import Encoding
 from buffet.loading.vision import ImageConfig
 from buffet.regions import Box
 
-DIGITS = "digits:"
+DIGIT = "digits:"
 """What the name of one of scikit-learn's digits starts with; its number follows."""
 Image = str | Path | Tensor | np.ndarray
 Pixels = Float[Tensor, "channels height width"]
@@ -89,7 +89,7 @@ def pixel_box(x: Float[Tensor, "tokens width"], words: Int[Tensor, "tasks moved"
 
 def read_pixels(image: Image, channels: int) -> Pixels:
     """The pixels of an image in [0, 1], float32."""
-    if isinstance(image, str) and image.startswith(DIGITS):
+    if isinstance(image, str) and image.startswith(DIGIT):
         pixels = _digit(image)
     elif isinstance(image, str | Path):
         pixels = _picture(Path(image), channels)
@@ -129,9 +129,9 @@ def _picture(path: Path, channels: int) -> Tensor:
 
 def _digit(name: str) -> Tensor:
     images, _ = read_digits()
-    index = name.removeprefix(DIGITS)
+    index = name.removeprefix(DIGIT)
     if not re.fullmatch(r"[0-9]{1,6}", index) or int(index) >= len(images):
-        raise BuffetError(f"{name}: give the number of a digit, {DIGITS}0 to {DIGITS}{len(images) - 1}")
+        raise BuffetError(f"{name}: give the number of a digit, {DIGIT}0 to {DIGIT}{len(images) - 1}")
     return images[int(index)]
 
 

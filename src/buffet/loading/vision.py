@@ -23,7 +23,7 @@ from buffet.loading.families import Architecture, Family, Rules, names_in, read_
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
 CLASS_TOKEN = "vit.embeddings.cls_token"
-POSITIONS = "vit.embeddings.position_embeddings"
+PATCH_POSITIONS = "vit.embeddings.position_embeddings"
 QKV = ".attention.self.qkv."
 MOST_CHANNELS = 65_536
 Channels = tuple[Annotated[float, Field(allow_inf_nan=False, strict=True)], ...]
@@ -90,7 +90,7 @@ class ImageConfig(ModelConfig):
             f"{PATCHES}.weight": (width, self.num_channels, patch, patch),
             f"{PATCHES}.bias": (width,),
             CLASS_TOKEN: (1, 1, width),
-            POSITIONS: (1, self.tokens, width),
+            PATCH_POSITIONS: (1, self.tokens, width),
             **encoder,
             **{f"{norm}.{name}": (width,) for norm in self.norms for name in statistics},
         }
@@ -117,7 +117,7 @@ HUGGING_FACE = Family(
 TIMM = Family(
     names=(
         (r"^cls_token$", CLASS_TOKEN),
-        (r"^pos_embed$", POSITIONS),
+        (r"^pos_embed$", PATCH_POSITIONS),
         (r"^patch_embed\.proj\.", f"{PATCHES}."),
         (r"^blocks\.(\d+)\.", r"bert.encoder.layer.\1."),
         (r"\.norm1\.", ".attention.output.LayerNorm."),
