@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,6 +33,7 @@ SPLIT_NUMBERS = 2**17
 PATIENCE = 6
 # Sizes are kept in the range of float32.
 LARGEST = 1e30
+R = TypeVar("R", bound=Region)
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,8 @@ class AttackSettings:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.restarts < 1:
-            raise BuffetError(
-                f"attack: steps {self.steps} and restarts {self.restarts} must both be at least 1"
-            )
+            found = f"steps {self.steps} and restarts {self.restarts}"
+            raise BuffetError(f"attack: {found} must both be at least 1")
 
 
 DEFAULT = AttackSettings()
@@ -120,12 +122,11 @@ def attack(
     target = _Target.of(program, label, mask, deadline)
     generator = torch.Generator().manual_seed(settings.seed)
     found: list[Tensor] = []
-    for tasks in _groups(program, region, settings):
-        part = region.select(tasks)
+    for part, split in _parts(program, region, settings):
         if found and target.expired:
             found.append(part.project(_still(part)))
             continue
-        with threads(_useful_threads(part, settings)):
+        with split:
             delta = _descend(target, part, settings, generator)
             if isinstance(part, CandidateSet):
                 delta = _substitute(target, part, delta, settings.steps)
@@ -153,15 +154,14 @@ def nearest_attack(
     still = _still(region)
     if bool(target.flipped(region, still)[0].all()):
         return _judged(target, region, still)
-    found = []
-    for tasks in _groups(program, region, settings):
-        part = region.select(tasks)
+    found: list[Tensor] = []
+    for part, split in _parts(program, region, settings):
         if target.expired:
             found.append(_still(part))
             continue
-        with threads(_useful_threads(part, settings)):
+        with split:
             delta = _nearest(target, part, settings, limit, generator)
-            lost = delta.isnan().any(-1).any(-1)
+            lost = _lost(delta)
             if bool(lost.any()):
                 delta[lost] = _widen(target, part.select(lost), settings, limit, generator)
             delta = _tighten(target, part, delta)
@@ -194,24 +194,23 @@ def attacked_radius(
 def _descend(target: _Target, region: Region, settings: AttackSettings, generator: torch.Generator) -> Tensor:
     """The float32 δ of smallest margin among all steps and restarts, for every task."""
     delta = region.project(region.sample(settings.restarts, generator).float())
-    best, lowest = delta.clone(), torch.full(delta.shape[:2], math.inf, device=delta.device)
+    best, lowest = delta.clone(), delta.new_full(delta.shape[:2], math.inf)
     for step in range(settings.steps + 1):
         margin, slope = target.gradient(region, delta)
         better = margin < lowest
         lowest = torch.where(better, margin, lowest)
         best = torch.where(better[..., None, None], delta, best)
         winner = _per_task(best, lowest)
-        if bool((lowest.amin(0) < 0).all()):
-            flipped, _ = target.flipped(region, region.project(winner.double()))
-            if bool(flipped.all()):
-                break
+        done = bool((lowest.amin(0) < 0).all())
+        if done and bool(target.flipped(region, region.project(winner.double()))[0].all()):
+            break
         if target.expired:
             break
         corner = region.extreme(slope)
         if isinstance(region, CandidateSet):
             delta = corner
         else:
-            delta = region.project(delta + _decay(step, settings.steps, 1.0, 0.02) * (corner - delta))
+            delta = region.project(delta + _decay(step, settings.steps, 0.02) * (corner - delta))
     return winner
 
 
@@ -266,18 +265,16 @@ def _nearest(
     """
     restarts, tasks = settings.restarts, region.tasks
     many = region.select(torch.arange(tasks).repeat(restarts))
-    start = torch.zeros(*region.moved.shape, region.width, device=region.center.device)
-    margin, slope = target.gradient(region, start)
-    guess = (
-        (margin.double().clamp(min=0) / _dual(region, slope)).nan_to_num(0.0, 1.0).clamp(max=min(limit, 1e30))
-    )
+    margin, slope = target.gradient(region, _still(region).float())
+    guess = (margin.double().clamp(min=0) / _dual(region, slope)).nan_to_num(0.0, 1.0)
+    guess = guess.clamp(max=min(limit, LARGEST))
     delta = region.with_eps(guess).sample(restarts, generator).float().flatten(0, 1)
     eps, best = guess.repeat(restarts), torch.full_like(delta, math.nan)
     smallest = torch.full_like(eps, math.inf)
     overshoot = torch.full_like(eps, 1.001)
     # Long steps converge fast, short ones do not oscillate: the restarts share them out.
     first = torch.linspace(0.5, 0.25, restarts, device=eps.device).repeat_interleave(tasks)[:, None, None]
-    before, idle = torch.full_like(eps, math.inf), 0
+    before, idle = smallest, 0
     for step in range(settings.steps + 1):
         margin, slope = target.gradient(many, delta)
         size = _size(region, delta)
@@ -295,9 +292,8 @@ def _nearest(
         growth = 2 * torch.maximum(eps, size)
         eps = torch.minimum(torch.minimum(aim.nan_to_num(0.0).clamp(min=0), growth), found.clamp(max=limit))
         corner = many.with_eps(eps.clamp(max=LARGEST)).extreme(slope)
-        delta = delta + first * _decay(step, settings.steps, 1.0, 0.2) * (corner - delta)
-    split = (restarts, tasks)
-    return _per_task(best.unflatten(0, split), smallest.reshape(split)).double()
+        delta = delta + first * _decay(step, settings.steps, 0.2) * (corner - delta)
+    return _per_task(*(found.unflatten(0, (restarts, tasks)) for found in (best, smallest))).double()
 
 
 def _widen(
@@ -308,7 +304,7 @@ def _widen(
     quick = replace(settings, steps=min(settings.steps, 10))
     sizes = [_scale(region) * 4.0**power for power in range(-4, 5)]
     for size in [*(s for s in sizes if s < limit), *([limit] if limit < sizes[-1] else [])]:
-        lost = delta.isnan().any(-1).any(-1)
+        lost = _lost(delta)
         if not bool(lost.any()) or target.expired:
             break
         part = region.select(lost).with_eps(size)
@@ -340,7 +336,7 @@ def _polish(
 ) -> Tensor:
     """Attack again in slightly smaller balls, as long as that helps some task."""
     quick = replace(settings, steps=min(settings.steps, 10))
-    tasks = (~delta.isnan().any(-1).any(-1)).nonzero()[:, 0]
+    tasks = (~_lost(delta)).nonzero()[:, 0]
     for _ in range(3):
         if not len(tasks) or target.expired:
             break
@@ -352,6 +348,11 @@ def _polish(
         if len(tasks):
             delta[tasks] = _tighten(target, part.select(helped), closer[helped])
     return delta
+
+
+def _lost(delta: Tensor) -> Tensor:
+    """The tasks that have no δ yet: theirs is NaN."""
+    return delta.isnan().flatten(1).any(1)
 
 
 def _judged(target: _Target, region: Region, delta: Tensor) -> Attack:
@@ -370,9 +371,9 @@ def _per_task(delta: Tensor, score: Tensor) -> Tensor:
     return delta[score.argmin(0), torch.arange(delta.shape[1], device=delta.device)]
 
 
-def _decay(step: int, steps: int, first: float, last: float) -> float:
-    """A step length falling from `first` to `last` along half a cosine."""
-    return last + (first - last) * (1 + math.cos(math.pi * step / steps)) / 2
+def _decay(step: int, steps: int, last: float) -> float:
+    """A step length falling from 1 to `last` along half a cosine."""
+    return last + (1 - last) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 def _dual(region: LpBall, slope: Tensor) -> Tensor:
@@ -389,13 +390,11 @@ def _scale(region: LpBall) -> float:
     return float(size) if size > 0 else 1.0
 
 
-def _groups(program: Program, region: Region, settings: AttackSettings) -> Iterator[Tensor]:
-    """Task indices in groups that fit into memory together."""
-    each = settings.restarts * region.center.numel() * len(program.nodes)
-    yield from torch.arange(region.tasks).split(max(1, GROUP_NUMBERS // each))
-
-
-def _useful_threads(region: Region, settings: AttackSettings) -> int:
-    """Over how many threads the operations of an attack are split."""
-    numbers = settings.restarts * region.tasks * region.center.numel()
-    return torch.get_num_threads() if numbers >= SPLIT_NUMBERS else 1
+def _parts(
+    program: Program, region: R, settings: AttackSettings
+) -> Iterator[tuple[R, AbstractContextManager[None]]]:
+    """Tasks in groups that fit into memory together, and the threads that are of use to each group."""
+    each = settings.restarts * region.center.numel()
+    for tasks in torch.arange(region.tasks).split(max(1, GROUP_NUMBERS // (each * len(program.nodes)))):
+        useful = torch.get_num_threads() if each * len(tasks) >= SPLIT_NUMBERS else 1
+        yield region.select(tasks), threads(useful)

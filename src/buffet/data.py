@@ -7,6 +7,7 @@ Hugging Face hub (``hf:NAME`` or ``hf:NAME:CONFIGURATION``, with the extra ``buf
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
+from buffet.system.files import read_text
 
 if TYPE_CHECKING:
     from buffet.loading import Model
 
 HEADER = "sentence\tlabel"
 HUB = "hf:"
-# How datasets of the hub call their parts and columns; the first name that is there counts.
+# What datasets of the hub call their parts and columns; the first name that is there counts.
 HUB_PARTS = {"train": ("train",), "dev": ("validation", "dev"), "test": ("test",)}
 HUB_SENTENCES = ("sentence", "text")
 HELD_OUT = 2_000  # training rows that become dev where a dataset of the hub has none
@@ -126,14 +128,9 @@ def read_data(source: str | Path) -> Splits:
 
 def read_tsv(path: Path) -> tuple[Example, ...]:
     """The examples of a UTF-8 file with the header ``sentence<TAB>label`` and whole labels from 0."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise BuffetError(f"{path}: no such file; expected a TSV file with the header {HEADER!r}") from None
-    except UnicodeDecodeError as error:
-        raise BuffetError(f"{path}: not UTF-8 (byte {error.start})") from None
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
+    if not os.path.exists(path):
+        raise BuffetError(f"{path}: no such file; expected a TSV file with the header {HEADER!r}")
+    lines = read_text(path).split("\n")
     if lines[0].rstrip("\r") != HEADER:
         raise BuffetError(f"{path}: line 1 is {lines[0][:60]!r}, expected the header {HEADER!r}")
     examples = tuple(
@@ -205,17 +202,15 @@ def read_hub(name: str) -> Splits:
     try:
         parts = datasets.load_dataset(repository, configuration or None)
     except Exception as error:  # the library raises whatever the network, the cache or the hub ran into
-        reason = " ".join(str(error).split())[:200]
-        raise BuffetError(
-            f"{HUB}{name}: cannot be loaded (no such dataset, or no connection?): {reason}"
-        ) from None
+        reason = f"cannot be loaded (no such dataset, or no connection?): {one_line(error, 200)}"
+        raise BuffetError(f"{HUB}{name}: {reason}") from None
     return hub_splits(parts, f"{HUB}{name}")
 
 
 def hub_splits(parts: Mapping[str, Iterable[Mapping[str, Any]]], source: str) -> Splits:
     """The splits in the parts of a hub dataset: rows with a sentence (or text) and a label.
 
-    A part without a dev set gives up `HELD_OUT` random training rows (at most a tenth); a test set whose
+    A dataset without a dev set gives up `HELD_OUT` random training rows (at most a tenth); a test set whose
     labels are kept secret (−1) is left out.
     """
     found = {
@@ -250,7 +245,7 @@ def _hub_rows(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[Exampl
 
 
 @dataclass(frozen=True)
-class Task:
+class WordTask:
     """A word of a sentence to be verified: `word` is its row in ``model.embed(sentence)``."""
 
     sentence: str
@@ -265,7 +260,7 @@ def sample_tasks(
     count: int = 140,
     longest: int = 32,
     seed: int = 0,
-) -> tuple[Task, ...]:
+) -> tuple[WordTask, ...]:
     """The paper's verification tasks: one random word in each of `count` random sentences.
 
     A sentence takes part if it has at most `longest` tokens (special ones included) and `model` gives it
@@ -274,7 +269,7 @@ def sample_tasks(
     """
     order = list(examples)
     random.Random(seed).shuffle(order)
-    tasks: list[Task] = []
+    tasks: list[WordTask] = []
     for example in order:
         if len(tasks) == count:
             break
@@ -288,19 +283,14 @@ def sample_tasks(
     return tuple(tasks)
 
 
-def _task(model: Model, example: Example, longest: int, seed: int) -> Task | None:
+def _task(model: Model, example: Example, longest: int, seed: int) -> WordTask | None:
     try:
         encoding = model.encode(example.sentence)
     except BuffetError:  # no known word, or too long for the model: nothing to verify
         return None
-    eligible = [
-        row
-        for row, (special, unknown) in enumerate(zip(encoding.special, encoding.unknown, strict=True))
-        if not (special or unknown)
-    ]
-    if len(encoding.tokens) > longest or not eligible:
+    if len(encoding.tokens) > longest or not encoding.words:
         return None
     if int(model.logits(model.embed(example.sentence)).argmax()) != example.label:
         return None
-    word = random.Random(f"{seed} {example.sentence}").choice(eligible)
-    return Task(example.sentence, example.label, word, encoding.tokens[word])
+    word = random.Random(f"{seed} {example.sentence}").choice(encoding.words)
+    return WordTask(example.sentence, example.label, word, encoding.tokens[word])

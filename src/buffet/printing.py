@@ -74,3 +74,12 @@ def listed(parts: Sequence[object]) -> list[str]:
     """The parts by name; of very many, the first ones and the last."""
     names = [str(part) for part in parts]
     return names if len(names) <= NAMED else [*names[:3], "…", names[-1]]
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -129,10 +129,7 @@ def read_certificate(content: bytes, where: str) -> Certificate:
 
 def _sentence(raw: Any) -> Sentence:
     keys = _object(raw, "sentence", {"ids", "types"})
-    ids, types = (
-        tuple(_count(i, f"sentence.{key}") for i in _list(keys[key], f"sentence.{key}"))
-        for key in ("ids", "types")
-    )
+    ids, types = (_counts(keys[key], f"sentence.{key}") for key in ("ids", "types"))
     return Sentence(ids, types)
 
 
@@ -165,13 +162,13 @@ def _claim(number: int, raw: Any) -> Claim:
 
 def _derivation(raw: Any, where: str) -> Derivation:
     entry = _object(raw, where, {"nodes"}, {"push", "choices", "stops", "keep"})
-    nodes = tuple(_count(n, f"{where}.nodes") for n in _list(entry["nodes"], f"{where}.nodes"))
+    nodes = _counts(entry["nodes"], f"{where}.nodes")
     if not nodes or any(a >= b for a, b in pairwise(nodes)):
         raise RejectedError(f"{where}.nodes must be rising numbers")
     flags = [entry.get(key, False) for key in ("push", "keep")]
     if not all(isinstance(flag, bool) for flag in flags):
         raise RejectedError(f"{where}: push and keep are true or false")
-    stops = tuple(_count(n, f"{where}.stops") for n in _list(entry.get("stops", []), f"{where}.stops"))
+    stops = _counts(entry.get("stops", []), f"{where}.stops")
     choices = _count(entry.get("choices", 0), f"{where}.choices")
     return Derivation(nodes, flags[0], choices, stops, flags[1])
 
@@ -179,49 +176,60 @@ def _derivation(raw: Any, where: str) -> Derivation:
 def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
     """The region of a claim, around the rows of the sentence."""
     where, raw = f"claims[{claim.number}].region", claim.region
-    moved = [_count(i, f"{where}.moved") for i in _list(raw["moved"], f"{where}.moved")]
+    moved = _counts(raw["moved"], f"{where}.moved")
     if not moved or len(set(moved)) < len(moved) or max(moved) >= len(rows):
         raise RejectedError(f"{where}.moved must be different rows of the sentence (0 to {len(rows) - 1})")
     index = np.array(moved)
-    shape = len(moved), rows.shape[1]
+    match raw["kind"]:
+        case "ball" | "cell":
+            return _ball(claim, index, rows, tensors)
+        case "box":
+            return _box(claim, index, rows, tensors)
+        case "candidates":
+            return _candidates(claim, index, rows, tensors)
+    raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, cell, box and candidates")
+
+
+def _ball(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Ball:
+    where, raw = f"claims[{claim.number}].region", claim.region
     if raw["kind"] == "ball":
         _object(raw, where, {"kind", "moved", "p", "eps"})
-    if raw["kind"] in ("ball", "cell"):
-        eps = _number(raw["eps"], f"{where}.eps")
-        p = math.inf if raw["p"] == "inf" else _number(raw["p"], f"{where}.p")
-        if not 0 <= eps <= LARGEST or not p >= 1:
-            raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and p {p} ≥ 1")
-        end = np.full(shape, eps)
+    eps = _number(raw["eps"], f"{where}.eps")
+    p = math.inf if raw["p"] == "inf" else _number(raw["p"], f"{where}.p")
+    if not 0 <= eps <= LARGEST or not p >= 1:
+        raise RejectedError(f"{where}: eps {eps} must be ≥ 0 and p {p} ≥ 1")
+    end = np.full((len(index), rows.shape[1]), eps)
     if raw["kind"] == "ball":
         return Ball(index, -end, end, p, eps)
-    if raw["kind"] == "cell":
-        places = tuple(_count(i, f"{where}.rows") for i in _list(raw["rows"], f"{where}.rows"))
-        if not places or max(places) >= len(moved):
-            raise RejectedError(f"{where}.rows must name moved rows")
-        directions = tensors.need(f"cuts.{raw['cuts']}", [(len(places), shape[1])])
-        low, high = zip(*cell_ends(claim), strict=True)
-        return Cell(index, -end, end, p, eps, places, directions, low, high)
-    if raw["kind"] == "box":
-        _object(raw, where, {"kind", "moved"})
-        ends = [tensors.need(f"{claim.number}.region.{side}", [shape]) for side in ("lower", "upper")]
-        if not (ends[0] <= ends[1]).all():
-            raise RejectedError(f"{where}: a lower end is above its upper end")
-        low, high = np.nextafter(ends[0] - rows[index], -np.inf), np.nextafter(ends[1] - rows[index], np.inf)
-        return Box(index, low, high)
-    if raw["kind"] == "candidates":
-        _object(raw, where, {"kind", "moved", "budget"}, {"ids"})
-        name = f"{claim.number}.region.rows"
-        found = tensors.stored.tensors.get(name)
-        choices = 0 if found is None or found.ndim != 3 else found.shape[1]
-        given = tensors.need(name, [(shape[0], choices, shape[1])])
-        own = rows[index][:, None]
-        offsets = given - own
-        error = np.spacing(np.abs(offsets)) * (given != own)
-        low = np.minimum(np.nextafter((offsets - error).min(1), -np.inf), 0.0)
-        high = np.maximum(np.nextafter((offsets + error).max(1), np.inf), 0.0)
-        budget = _count(raw["budget"], f"{where}.budget")
-        return Candidates(index, low, high, offsets, error, budget)
-    raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, cell, box and candidates")
+    places = _counts(raw["rows"], f"{where}.rows")
+    if not places or max(places) >= len(index):
+        raise RejectedError(f"{where}.rows must name moved rows")
+    directions = tensors.need(f"cuts.{raw['cuts']}", [(len(places), rows.shape[1])])
+    low, high = zip(*cell_ends(claim), strict=True)
+    return Cell(index, -end, end, p, eps, places, directions, low, high)
+
+
+def _box(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Box:
+    where, name = f"claims[{claim.number}].region", f"{claim.number}.region"
+    _object(claim.region, where, {"kind", "moved"})
+    own = rows[index]
+    lower, upper = (tensors.need(f"{name}.{side}", [own.shape]) for side in ("lower", "upper"))
+    if not (lower <= upper).all():
+        raise RejectedError(f"{where}: a lower end is above its upper end")
+    return Box(index, np.nextafter(lower - own, -np.inf), np.nextafter(upper - own, np.inf))
+
+
+def _candidates(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Candidates:
+    where, name = f"claims[{claim.number}].region", f"{claim.number}.region.rows"
+    _object(claim.region, where, {"kind", "moved", "budget"}, {"ids"})
+    found = tensors.stored.tensors.get(name)
+    choices = 0 if found is None or found.ndim != 3 else found.shape[1]
+    given, own = tensors.need(name, [(len(index), choices, rows.shape[1])]), rows[index][:, None]
+    offsets = given - own
+    error = np.spacing(np.abs(offsets)) * (given != own)
+    low = np.minimum(np.nextafter((offsets - error).min(1), -np.inf), 0.0)
+    high = np.maximum(np.nextafter((offsets + error).max(1), np.inf), 0.0)
+    return Candidates(index, low, high, offsets, error, _count(claim.region["budget"], f"{where}.budget"))
 
 
 def cell_ends(claim: Claim) -> tuple[tuple[float, float], ...]:
@@ -264,6 +272,10 @@ def _count(raw: Any, where: str) -> int:
     if type(raw) is not int or not 0 <= raw < 1 << 31:
         raise RejectedError(f"{where} is {raw!r:.40}; expected a whole number ≥ 0")
     return raw
+
+
+def _counts(raw: Any, where: str) -> tuple[int, ...]:
+    return tuple(_count(number, where) for number in _list(raw, where))
 
 
 def _number(raw: Any, where: str) -> float:

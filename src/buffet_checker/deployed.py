@@ -20,7 +20,7 @@ from buffet_checker.balls import Array
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.intervals import Box, differences, ends, magnitude
 from buffet_checker.network import Node
-from buffet_checker.pieces import LinesPiece, Piece, split_terms
+from buffet_checker.pieces import LinesPiece, Piece
 from buffet_checker.wholes import WholePiece
 
 U32 = 2.0**-24
@@ -41,10 +41,8 @@ def _gamma(count: int) -> float:
 
 def _products(node: Node, x: Array, y: Array) -> Array:
     """``scale · Σ x·y`` of non-negative factors."""
-    kind = "rescale" if node.kind == "normalise" else node.kind
-    terms = split_terms(kind, node.heads, x, 0) * split_terms(kind, node.heads, y, 1)
-    axis = {"scores": 3, "mix": 2}.get(kind)
-    return (node.scale * (terms if axis is None else terms.sum(axis))).reshape(len(terms), -1)
+    terms = node.terms
+    return node.scale * terms.total(terms.split(x, 0) * terms.split(y, 1))
 
 
 def local_rounding(
@@ -58,17 +56,12 @@ def local_rounding(
     inputs = [np.abs(values[i]) + magnitude(boxes[i]) + escapes[i] for i in node.inputs]
     match node.kind:
         case "affine":
-            weight, bias = node.sizes if node.sizes is not None else (node.weight, node.bias)
-            assert weight is not None
-            assert bias is not None
-            weight, bias = np.abs(weight), np.abs(bias)
+            weight, bias = map(np.abs, node.sizes or (node.weight, node.bias))
             size = inputs[0] @ weight.T + bias
             small = (inputs[0] + 1) @ (weight.T + 1) + bias + 1
             vanishes = 0 <= node.least < SMALLEST  # an eps that float32 does not have
             return _rounded(weight.shape[1] + 4, np.where(vanishes, np.inf, size), small)
         case "diagonal":
-            assert node.weight is not None
-            assert node.bias is not None
             weight, bias = np.abs(node.weight), np.abs(node.bias)
             return _rounded(4, inputs[0] * weight + bias, (inputs[0] + 1) * (weight + 1) + bias)
         case "center":
@@ -95,12 +88,10 @@ def local_rounding(
         scores = node.inputs[0]
         while nodes[scores].kind != "scores":
             scores = nodes[scores].inputs[0]
-        return _softmax_rounding(
-            node, out, np.abs(values[scores]) + magnitude(boxes[scores]) + escapes[scores]
-        )
-    return np.zeros_like(
-        values[index]
-    )  # nothing is computed, or it is a step of softmax, which is one operation
+        sizes = np.abs(values[scores]) + magnitude(boxes[scores]) + escapes[scores]
+        return _softmax_rounding(node, out, sizes)
+    # nothing is computed, or it is a step of softmax, which is one operation
+    return np.zeros_like(values[index])
 
 
 def _rounded(count: int, size: Array, small: Array | float, sums: Array | None = None) -> Array:
@@ -129,10 +120,8 @@ def _softmax_rounding(node: Node, out: Array, scores: Array) -> Array:
     keys = s.shape[-1]
     share = _gamma(2 * keys + 24)
     share = share + (1 + share) * np.expm1(4 * U32 * s.max(-1, keepdims=True))
-    lost = np.minimum(out, 1.0).reshape(s.shape) * share
-    return _rounded(0, s.max(-1, keepdims=True) + 0 * s, keys + 4.0).reshape(
-        out.shape
-    ) + _MORE * lost.reshape(out.shape)
+    lost = _MORE * (np.minimum(out, 1.0).reshape(s.shape) * share)
+    return (_rounded(0, s.max(-1, keepdims=True) + 0 * s, keys + 4.0) + lost).reshape(out.shape)
 
 
 def _variation(node: Node, values: list[Array], boxes: list[Box], escapes: list[Array], out: Array) -> Array:

@@ -12,7 +12,6 @@ import numpy as np
 from buffet_checker.balls import TINY, Array, Ball, down, gamma, up
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.network import Node
-from buffet_checker.pieces import split_terms
 
 Box = tuple[Array, Array]
 
@@ -43,33 +42,21 @@ def _rounded(node: Node, values: list[Array]) -> Array:
     x = np.abs(values[0])
     match node.kind:
         case "affine":
-            assert node.weight is not None
-            assert node.bias is not None
             size = x @ np.abs(node.weight.T) + np.abs(node.bias)
             return gamma(2 * node.weight.shape[1] + 16) * size
         case "diagonal":
-            assert node.weight is not None
-            assert node.bias is not None
             return gamma(16) * (x * np.abs(node.weight) + np.abs(node.bias))
         case "center":
             return gamma(2 * x.shape[1] + 16) * (x + x.mean(-1, keepdims=True))
         case "add":
             return gamma(4) * (x + np.abs(values[1]))
         case "offset":
-            assert node.bias is not None
             return gamma(4) * (x + np.abs(node.bias))
         case "mean":
             return gamma(2 * len(x) + 16) * x.mean(0, keepdims=True)
-    first, second = (split_terms(_planar(node), node.heads, np.abs(v), f) for f, v in enumerate(values[:2]))
-    size = np.broadcast_to(first * second, np.broadcast(first, second).shape)
-    count = 2 * sum(size.shape) + 16
-    axis = {"scores": 3, "mix": 2}.get(node.kind)
-    total = size if axis is None else size.sum(axis)
-    return gamma(count) * node.scale * total.reshape(len(size), -1)
-
-
-def _planar(node: Node) -> str:
-    return "rescale" if node.kind == "normalise" else node.kind
+    first, second = (node.terms.split(np.abs(v), factor) for factor, v in enumerate(values[:2]))
+    size = first * second
+    return gamma(2 * sum(size.shape) + 16) * node.scale * node.terms.total(size)
 
 
 def interval(node: Node, value: Array, values: list[Array], boxes: list[Box], error: Array) -> Box:
@@ -77,7 +64,6 @@ def interval(node: Node, value: Array, values: list[Array], boxes: list[Box], er
     low, high = boxes[0]
     match node.kind:
         case "affine":
-            assert node.weight is not None
             middle, radius = 0.5 * (low + high), 0.5 * (high - low) + TINY
             size = np.abs(node.weight.T)
             center = middle @ node.weight.T
@@ -85,7 +71,6 @@ def interval(node: Node, value: Array, values: list[Array], boxes: list[Box], er
             spread = spread * (1 + gamma(len(size) + 8))
             return np.maximum(down(center - spread), down(node.least - value)), up(center + spread)
         case "diagonal":
-            assert node.weight is not None
             a, b = low * node.weight, high * node.weight
             slack = error + gamma(8) * np.maximum(np.abs(a), np.abs(b))
             return down(np.minimum(a, b) - slack), up(np.maximum(a, b) + slack)
@@ -120,21 +105,15 @@ def interval(node: Node, value: Array, values: list[Array], boxes: list[Box], er
 
 def _bilinear(node: Node, values: list[Array], boxes: list[Box], error: Array) -> Box:
     """Per term ``ŷa + x̂b + ab`` is extreme at a corner of its box."""
-    kind = _planar(node)
-    x, y = (split_terms(kind, node.heads, v, f) for f, v in enumerate(values[:2]))
-    xs = [split_terms(kind, node.heads, v, 0) for v in boxes[0]]
-    ys = [split_terms(kind, node.heads, v, 1) for v in boxes[1]]
+    terms = node.terms
+    x, y = (terms.split(v, factor) for factor, v in enumerate(values[:2]))
+    xs, ys = ([terms.split(v, factor) for v in boxes[factor]] for factor in (0, 1))
     corners = [y * a + (x + a) * b for a in xs for b in ys]
     low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
     a, b = np.maximum(*map(np.abs, xs)), np.maximum(*map(np.abs, ys))
     size = np.broadcast_to(np.abs(y) * a + (np.abs(x) + a) * b, low.shape)
-    axis = {"scores": 3, "mix": 2}.get(kind)
-
-    def total(terms: Array) -> Array:
-        return node.scale * (terms if axis is None else terms.sum(axis)).reshape(len(low), -1)
-
-    slack = error + gamma(2 * sum(low.shape) + 32) * total(size)
-    return down(total(low) - slack), up(total(high) + slack)
+    slack = error + gamma(2 * sum(low.shape) + 32) * (node.scale * terms.total(size))
+    return down(node.scale * terms.total(low) - slack), up(node.scale * terms.total(high) + slack)
 
 
 def _normalise(node: Node, value: Array, values: list[Array], boxes: list[Box]) -> Box:

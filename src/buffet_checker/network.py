@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ import numpy as np
 from buffet_checker.balls import Array, Ball
 from buffet_checker.errors import BadInputError
 from buffet_checker.functions import FUNCTIONS
-from buffet_checker.storage import LARGEST_FILE, LARGEST_TEXT, parse, parse_json, read_bytes, sha256
+from buffet_checker.pieces import Terms
+from buffet_checker.storage import LARGEST_FILE, LARGEST_TEXT, Stored, parse, parse_json, read_bytes, sha256
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -48,13 +49,17 @@ FIXED: dict[str, tuple[object, ...]] = {
     "norm_position": ("post", "pre"),
     "pooling": ("cls", "mean"),
     "head_act": (None, "none", "tanh", "relu", "gelu"),
+    "hidden_act": tuple(ACTIVATIONS),
 }
+"""The values of keys that this checker knows; any other is refused."""
 DEFAULTS = {
     "model_type": "bert",
     "layer_norm": "standard",
     "norm_position": "post",
     "pooling": "cls",
     "embedding_norm": True,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
 }
 FILES = ("config.json", "model.safetensors")
 POSITIONS = "bert.embeddings.position_embeddings.weight"
@@ -67,13 +72,18 @@ class Node:
     kind: str
     inputs: tuple[int, ...]
     name: str
-    weight: Array | None = None
-    bias: Array | None = None
+    weight: Array = field(default_factory=lambda: np.zeros(0))  # of affine and diagonal nodes
+    bias: Array = field(default_factory=lambda: np.zeros(0))  # of these and of offsets
     function: str = ""
     heads: int = 1
     scale: float = 1.0
     least: float = -math.inf  # no entry is ever below this
     sizes: tuple[Array, Array] | None = None  # of weight and bias as deployed, where these are differences
+
+    @property
+    def terms(self) -> Terms:
+        """How the products that it sums are laid out."""
+        return Terms("rescale" if self.kind == "normalise" else self.kind, self.heads)
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,19 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """Read config.json and model.safetensors; whatever this checker does not know is refused."""
     limits = {"config.json": LARGEST_TEXT, "model.safetensors": LARGEST_FILE}
     contents = {name: read_bytes(directory / name, limits[name]) for name in FILES}
-    where = str(directory / FILES[0])
-    raw = parse_json(contents[FILES[0]], where)
+    where, weights = (str(directory / name) for name in FILES)
+    config = _config(parse_json(contents[FILES[0]], where), where)
+    tensors = _tensors(parse(contents[FILES[1]], weights), weights)
+    classes = len(tensors["classifier.bias"])
+    if classes < 2:
+        raise BadInputError(f"{weights}: has 1 class, so there is no answer to change")
+    _check_labels(config.get("id2label"), classes, where)
+    hashes = {name: sha256(content) for name, content in contents.items()}
+    return Checkpoint(config, tensors, hashes, directory)
+
+
+def _config(raw: Any, where: str) -> dict[str, Any]:
+    """The configuration with its defaults, every value one that this checker knows."""
     if not isinstance(raw, dict):
         raise BadInputError(f"{where}: expected an object")
     config = {**DEFAULTS, **raw}
@@ -118,42 +139,35 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         found = config.get(key)
         if not any(type(found) is type(value) and found == value for value in allowed):  # 0 is not False
             raise BadInputError(f"{where}: {key} {found!r:.60} is not supported by the checker")
-    if config.get("hidden_act", "gelu") not in list(ACTIVATIONS):  # it may be no text
-        raise BadInputError(
-            f"{where}: hidden_act {config['hidden_act']!r:.60} is not supported by the checker"
-        )
     for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if type(config.get(key)) is not int or not 1 <= config[key] <= 65_536:
             raise BadInputError(f"{where}: {key} is {config.get(key)!r:.60}; expected a whole number ≥ 1")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise BadInputError(f"{where}: hidden_size is no multiple of num_attention_heads")
-    eps = config.setdefault("layer_norm_eps", 1e-12)
+    eps = config["layer_norm_eps"]
     if type(eps) is not float or not 0 < eps < 1:
         raise BadInputError(f"{where}: layer_norm_eps is {eps!r:.60}; expected a number between 0 and 1")
-    stored = parse(contents[FILES[1]], str(directory / FILES[1]))
+    return config
+
+
+def _tensors(stored: Stored, where: str) -> dict[str, Array]:
+    """The weights under BERT's names, finite, and each there once."""
     tensors: dict[str, Array] = {}
     for name, value in stored.tensors.items():
         if value.dtype == np.float64:
-            raise BadInputError(
-                f"{directory / FILES[1]}: {name[:80]!r} is F64; the checker reads F32 and F16"
-            )
+            raise BadInputError(f"{where}: {name[:80]!r} is F64; the checker reads F32 and F16")
         if not np.isfinite(value).all():
-            raise BadInputError(f"{directory / FILES[1]}: {name[:80]!r} holds NaN or infinity")
+            raise BadInputError(f"{where}: {name[:80]!r} holds NaN or infinity")
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             name = name.removesuffix(old) + new if name.endswith(old) else name
         name = name if name.startswith(("bert.", "classifier.")) else f"bert.{name}"
         if name in tensors:
-            raise BadInputError(f"{directory / FILES[1]}: {name[:80]!r} is there twice")
+            raise BadInputError(f"{where}: {name[:80]!r} is there twice")
         tensors[name] = value
     for name, axes in (("classifier.bias", 1), (POSITIONS, 2)):
         if name not in tensors or tensors[name].ndim != axes:
-            raise BadInputError(f"{directory / FILES[1]}: {name} is missing, or no table of its kind")
-    classes = len(tensors["classifier.bias"])
-    if classes < 2:
-        raise BadInputError(f"{directory / FILES[1]}: has 1 class, so there is no answer to change")
-    _check_labels(config.get("id2label"), classes, where)
-    hashes = {name: sha256(content) for name, content in contents.items()}
-    return Checkpoint(config, tensors, hashes, directory)
+            raise BadInputError(f"{where}: {name} is missing, or no table of its kind")
+    return tensors
 
 
 def _check_labels(names: Any, classes: int, where: str) -> None:
@@ -253,7 +267,7 @@ class Builder:
         if post:
             x = self.norm(x, attention_norm, f"{name} attention norm")
         inner = x if post else self.norm(x, output_norm, f"{name} output norm")
-        size, function = config["intermediate_size"], ACTIVATIONS[config.get("hidden_act", "gelu")]
+        size, function = config["intermediate_size"], ACTIVATIONS[config["hidden_act"]]
         inner = self.dense(inner, f"{prefix}.intermediate.dense", size, f"{name} feed-forward input")
         inner = self.add("apply", f"{name} activation", inner, function=function)
         inner = self.dense(inner, f"{prefix}.output.dense", width, f"{name} feed-forward output")
@@ -292,23 +306,18 @@ def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[
 
 
 def evaluate(node: Node, inputs: list[Array]) -> Array:
-    """The value of an operation, in float64; `rounding.residual` bounds how far it is from the exact one."""
+    """The value of an operation, in float64; `intervals.residual` bounds how far it is from the exact one."""
     x = inputs[0]
     match node.kind:
         case "affine":
-            assert node.weight is not None
-            assert node.bias is not None
             return x @ node.weight.T + node.bias
         case "diagonal":
-            assert node.weight is not None
-            assert node.bias is not None
             return x * node.weight + node.bias
         case "center":
             return x - x.mean(-1, keepdims=True)
         case "add":
             return x + inputs[1]
         case "offset":
-            assert node.bias is not None
             return x + node.bias
         case "first":
             return x[:1]
@@ -322,14 +331,12 @@ def evaluate(node: Node, inputs: list[Array]) -> Array:
             return (e / e.sum(-1, keepdims=True)).reshape(x.shape)
         case "scores":
             q, k = (v.reshape(len(v), node.heads, -1) for v in inputs)
-            return node.scale * np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0)).transpose(
-                1, 0, 2
-            ).reshape(len(q), -1)
+            mixed = np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0))
+            return node.scale * mixed.transpose(1, 0, 2).reshape(len(q), -1)
         case "mix":
             p, v = (value.reshape(len(value), node.heads, -1) for value in inputs)
-            return (
-                np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(p), -1)
-            )
+            mixed = np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2))
+            return mixed.transpose(1, 0, 2).reshape(len(p), -1)
         case _:
             parts = x.reshape(len(x), node.heads, -1)
             return (parts * inputs[1][:, :, None]).reshape(x.shape)

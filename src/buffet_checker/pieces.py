@@ -227,12 +227,38 @@ class SoftmaxPiece(Piece):
 
 
 @dataclass(frozen=True)
-class PlanesPiece(Piece):
-    """Sums of products between two planes per term; coefficients of both factors over the axes of a term.
+class Terms:
+    """The products that an operation sums.
 
     Terms of scores ``s[i,h,j] = Σ_k q[i,h,k] k[j,h,k]`` and of the mix ``o[i,h,k] = Σ_j p[i,h,j] v[j,h,k]``
     have the axes (i, h, j, k), those of a rescaling ``z[i,g,m] = x[i,g,m] y[i,g]`` the axes (i, g, m).
     """
+
+    kind: str  # scores | mix | rescale
+    heads: int
+
+    @property
+    def summed(self) -> int | None:
+        """The axis of the sum."""
+        return {"scores": 3, "mix": 2}.get(self.kind)
+
+    def split(self, value: Array, factor: int) -> Array:
+        """A factor over the axes of a term."""
+        parts = value.reshape(len(value), self.heads, -1)
+        if self.kind == "rescale":
+            return parts
+        if factor == 1:
+            return parts.transpose(1, 0, 2)[None]  # 1, h, j, k
+        return parts[:, :, None] if self.kind == "scores" else parts[..., None]
+
+    def total(self, terms: Array) -> Array:
+        """The sums as the output has them, tokens × features."""
+        return (terms if self.summed is None else terms.sum(self.summed)).reshape(len(terms), -1)
+
+
+@dataclass(frozen=True)
+class PlanesPiece(Piece):
+    """Sums of products between two planes per term; coefficients of both factors over the axes of `Terms`."""
 
     kind: str  # scores | mix | rescale
     x_lower: Array
@@ -282,10 +308,7 @@ class PlanesPiece(Piece):
         a = np.broadcast_to(a, (len(planes), *a.shape[1:]))
         if rows.diagonal:
             # every group reads another token of x, so its rows are rows of their own from here on
-            if self.kind == "scores":
-                y = np.einsum("ihjr,ihjk->jhkir", a, planes)
-            else:
-                y = np.einsum("ihkr,ihjk->jhkir", a, planes)
+            y = np.einsum(f"ih{'j' if self.kind == 'scores' else 'k'}r,ihjk->jhkir", a, planes)
             return y.reshape(*y.shape[:3], -1)
         # a product of matrices over i for every head and every key (scores) or feature (mix)
         order = (1, 2, 3, 0) if self.kind == "scores" else (1, 3, 2, 0)
@@ -337,8 +360,9 @@ def planes(
     ``(x̂+a)(ŷ+b) − x̂ŷ = ŷa + x̂b + ab``, and with a ∈ [l, u], b ∈ [m, w] the product ab is at least
     ``(1−α)(ma + lb − lm) + α(wa + ub − uw)``, at most ``(1−α)(wa + lb − lw) + α(ma + ub − um)``.
     """
-    x, x_low, x_high = (split_terms(kind, heads, v, 0) for v in (values[0], *boxes[0]))
-    y, y_low, y_high = (split_terms(kind, heads, v, 1) for v in (values[1], *boxes[1]))
+    layout = Terms(kind, heads)
+    x, x_low, x_high = (layout.split(v, 0) for v in (values[0], *boxes[0]))
+    y, y_low, y_high = (layout.split(v, 1) for v in (values[1], *boxes[1]))
 
     def blend(alpha: Array, first: Array, second: Array) -> Array:
         if not alpha.ndim and alpha in (0.0, 1.0):
@@ -346,11 +370,9 @@ def planes(
         return (1 - alpha) * first + alpha * second
 
     shape = np.broadcast(x, y).shape
-    summed = {"scores": 3, "mix": 2, "rescale": None}[kind]
 
     def total(terms: Array) -> Array:
-        terms = np.broadcast_to(terms, shape)
-        return (terms if summed is None else terms.sum(summed)).reshape(shape[0], -1)
+        return layout.total(np.broadcast_to(terms, shape))
 
     low, high = alphas
     same = not low.ndim and not high.ndim and low == high
@@ -361,7 +383,7 @@ def planes(
     # Roundings of the planes' own coefficients and constants, several units each, over the box.
     x_reach, y_reach = (np.maximum(np.abs(a), np.abs(b)) for a, b in ((x_low, x_high), (y_low, y_high)))
     sizes = (np.abs(y) + y_reach) * x_reach + (np.abs(x) + x_reach) * y_reach
-    count = 1 if summed is None else shape[summed]
+    count = 1 if layout.summed is None else shape[layout.summed]
     lost = TINY * total(1 + x_reach + y_reach)  # by coefficients and constants that underflow
     return PlanesPiece(
         residual=residual + (16 + 2 * count) * U * scale * total(sizes) + lost,
@@ -373,13 +395,3 @@ def planes(
         lower=lower,
         upper=upper,
     )
-
-
-def split_terms(kind: str, heads: int, value: Array, factor: int) -> Array:
-    """A factor over the axes of a term."""
-    parts = value.reshape(len(value), heads, -1)
-    if kind == "rescale":
-        return parts
-    if factor == 1:
-        return parts.transpose(1, 0, 2)[None]  # 1, h, j, k
-    return parts[:, :, None] if kind == "scores" else parts[..., None]

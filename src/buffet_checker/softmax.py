@@ -15,6 +15,8 @@ added.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from buffet_checker.balls import Array, Ball, U, up, where
@@ -25,27 +27,31 @@ from buffet_checker.pieces import SoftmaxPiece
 _NARROW = 1e-9
 
 
+@dataclass(frozen=True)
+class SoftmaxShares:
+    """What a certificate chooses for a softmax: shares in [0, 1], every one of them valid."""
+
+    point: Array  # where in the box the tangents touch
+    mixture: Array  # of the two lower bounds
+    shift: Array | None
+
+
 def softmax_piece(
     node: Node,
     value: Array,
     values: list[Array],
     boxes: list[Box],
     out: Box,
-    point: Array,
-    mixture: Array,
-    shift: Array | None,
+    shares: SoftmaxShares,
     rounding: Array,
 ) -> SoftmaxPiece:
-    """The piece of a softmax.
-
-    `point`, `mixture` (and `shift`) are shares in [0, 1], every one of them valid.
-    """
+    """The piece of a softmax."""
     shape = len(value), node.heads, -1
     c = values[0].reshape(shape)
     box = boxes[0][0].reshape(shape), boxes[0][1].reshape(shape)
     s = Ball.exact(c) - Ball.exact(c.max(-1, keepdims=True))
     low, high = (s + Ball.exact(box[0])).low, (s + Ball.exact(box[1])).high
-    touch = low[..., None, :] + point * (high - low)[..., None, :]
+    touch = low[..., None, :] + shares.point * (high - low)[..., None, :]
     touch = np.clip(
         np.broadcast_to(touch, (*low.shape, low.shape[-1])), low[..., None, :], high[..., None, :]
     )
@@ -61,10 +67,10 @@ def softmax_piece(
         end = (constant + lost).high if side > 0 else (constant - lost).low
         return slope, end.reshape(value.shape)
 
-    lower_slope, lower = finish(*_below(low, high, ranges, touch, mixture), -1)
+    lower_slope, lower = finish(*_below(low, high, ranges, touch, shares.mixture), -1)
     upper_slope, upper = finish(*_above(ranges, touch), 1)
     leak = np.stack([(Ball.exact(1.0) - p.sum()).size, rounding.reshape(c.shape).sum(-1) * (1 + 1e-8)])
-    return SoftmaxPiece(4 * U * magnitude(out), lower_slope, upper_slope, lower, upper, shift, leak)
+    return SoftmaxPiece(4 * U * magnitude(out), lower_slope, upper_slope, lower, upper, shares.shift, leak)
 
 
 def _above(ranges: Box, touch: Array) -> tuple[Ball, Ball]:

@@ -16,65 +16,27 @@ deviations, and of those of a deployed run.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from buffet_checker.balls import TINY, Array, U, down, gamma, up
-from buffet_checker.certificate import Claim, Derivation, Tensors
-from buffet_checker.deployed import drift, local_rounding, strain
+from buffet_checker.certificate import Derivation
+from buffet_checker.deployed import drift, local_rounding
 from buffet_checker.errors import RejectedError
-from buffet_checker.functions import FUNCTIONS
-from buffet_checker.intervals import Box, ends, interval, magnitude, residual
+from buffet_checker.intervals import interval, magnitude, residual
+from buffet_checker.known import INFLATE, NONLINEAR, Bounds, Known
 from buffet_checker.network import Node
-from buffet_checker.pieces import (
-    AffinePiece,
-    CenterPiece,
-    DiagonalPiece,
-    LinesPiece,
-    Piece,
-    PoolPiece,
-    SumPiece,
-    planes,
-)
-from buffet_checker.regions import Ball, Region
 from buffet_checker.rows import Form, Local, Rows
-from buffet_checker.softmax import softmax_piece
-from buffet_checker.wholes import whole
 
 CHUNK = 8 << 20
 """Bytes aimed at for the coefficients of one pass."""
 LOCAL = ("affine", "diagonal", "center", "offset")
-NONLINEAR = ("apply", "softmax", "scores", "mix", "rescale", "normalise")
-Bounds = tuple[Array, Array, Array, Array]
-"""Lower and upper bounds of exact deviations, lower and upper bounds of those of a deployed run."""
-_INFLATE = 1 + 1e-8
-"""More than the relative error of any sum of non-negative terms made here (up to 10⁷ terms)."""
 
 
 @dataclass
-class Claimed:
-    """What is proven so far of the nodes of one claim."""
-
-    nodes: list[Node]
-    values: list[Array]
-    region: Region
-    claim: Claim
-    tensors: Tensors
-    residuals: list[Array] = field(default_factory=list)  # of the reference values
-    roundings: list[Array] = field(default_factory=list)  # of a deployed run
-    boxes: list[Box] = field(default_factory=list)
-    escapes: list[Array] = field(default_factory=list)  # how far a deployed run may leave the boxes
-    derived: dict[int, Bounds] = field(default_factory=dict)
-    forms: dict[int, Form] = field(default_factory=dict)
-    locals: dict[int, Local] = field(default_factory=dict)
-    pieces: dict[tuple[int, int], tuple[Piece, Array, Array]] = field(default_factory=dict)
-
-    @property
-    def steps(self) -> int:
-        """More than the roundings that one number of a form passes besides its sums: one or two per node."""
-        return 64 + 4 * len(self.nodes)
+class Claimed(Known):
+    """The claim, derived node by node."""
 
     def margins(self) -> tuple[Array, Array]:
         """Lower bounds of the margins, proven: in exact arithmetic, and of a deployed run.
@@ -127,11 +89,7 @@ class Claimed:
             error += gamma(exact.depth + self.steps) * exact.reach(self._local_size(source))
             error += TINY * (1 + self.region.reach.sum())
             wobble = exact.reach(source.wobble) + self.roundings[index]
-            self.locals[index] = Local(matrix, error * _INFLATE, wobble * _INFLATE)
-
-    def _inputs(self, node: Node) -> tuple[list[Array], list[Box], list[Array]]:
-        read = node.inputs
-        return [self.values[i] for i in read], [self.boxes[i] for i in read], [self.escapes[i] for i in read]
+            self.locals[index] = Local(matrix, error * INFLATE, wobble * INFLATE)
 
     def _weights(self, index: int) -> Array:
         """The largest values of the node: for attention weights, what their changes scale with."""
@@ -164,92 +122,7 @@ class Claimed:
             raise RejectedError(f"node {index} ({node.name}): nothing finite follows for it")
         self.boxes[index] = box
         outside = np.maximum(box[0] - bounds[2], bounds[3] - box[1])
-        self.escapes[index] = np.where(np.isnan(outside), np.inf, np.maximum(outside, 0.0)) * _INFLATE
-
-    # --- pieces ---------------------------------------------------------------------------------------------
-
-    def piece(self, index: int, choices: int) -> tuple[Piece, Array, Array]:
-        """The piece of a node under a set of choices, and what accounts for its errors: by entry, and at
-        all.
-        """
-        node = self.nodes[index]
-        key = index, choices if node.kind in NONLINEAR else 0
-        if key not in self.pieces:
-            values, boxes, escapes = self._inputs(node)
-            piece = (
-                self._relaxed(index, node, choices) if node.kind in NONLINEAR else self._exact(index, node)
-            )
-            error = piece.residual + gamma(piece.depth + self.steps) * piece.reach(*map(magnitude, boxes))
-            error = error + gamma(piece.residual.size + self.steps) * piece.constant
-            # a deployed run may be outside of the boxes whose magnitudes were used
-            deployed = self.roundings[index] + gamma(piece.depth + self.steps) * piece.reach(*escapes)
-            if node.kind in NONLINEAR:
-                deployed = deployed + strain(node, piece, values, boxes, escapes)
-            moved = sum(float(magnitude(box).sum()) for box in boxes)
-            strayed = sum(float(escape.sum()) for escape in escapes)
-            lost = TINY * np.array([1 + moved, 1 + strayed])
-            self.pieces[key] = piece, np.stack([error, deployed]) * _INFLATE, lost
-        return self.pieces[key]
-
-    def _exact(self, index: int, node: Node) -> Piece:
-        error = self.residuals[index]
-        match node.kind:
-            case "affine":
-                assert node.weight is not None
-                return AffinePiece(error, node.weight)
-            case "diagonal":
-                assert node.weight is not None
-                return DiagonalPiece(error, node.weight)
-            case "center":
-                return CenterPiece(error, self.values[index].shape[1])
-            case "first" | "mean":
-                return PoolPiece(error, len(self.values[node.inputs[0]]), node.kind == "first")
-        return SumPiece(error)
-
-    def _relaxed(self, index: int, node: Node, choices: int) -> Piece:
-        prefix = f"{self.claim.number}.{choices}.{index}"
-        values, boxes = [self.values[i] for i in node.inputs], [self.boxes[i] for i in node.inputs]
-        value = self.values[index]
-        if node.kind == "apply":
-            low, high = ends(values[0], boxes[0])
-            f, found = FUNCTIONS[node.function], []
-            for name, side in (("lower", 1), ("upper", -1)):
-                slope = self.tensors.need(f"{prefix}.{name}", [value.shape])
-                found += [slope, f.intercept(values[0], value, low, high, slope, side)]
-            return LinesPiece(np.zeros_like(value), *found)
-        if node.kind == "softmax":
-            tokens, heads = len(value), node.heads
-            keys = value.shape[1] // heads
-            point = self.tensors.need(f"{prefix}.point", [(), (tokens, heads, keys, keys)], share=True)
-            mixture = self.tensors.need(f"{prefix}.mixture", [(tokens, heads, keys)], share=True)
-            shift = self.tensors.get(f"{prefix}.shift", [(tokens, heads)], share=True)
-            rounding = self.roundings[index]
-            return softmax_piece(
-                node, value, values, boxes, self.boxes[index], point, mixture, shift, rounding
-            )
-        kind = "rescale" if node.kind == "normalise" else node.kind
-        x, y = values
-        sizes = {
-            "scores": (len(x), node.heads, len(y), x.shape[1] // node.heads),
-            "mix": (len(x), node.heads, len(y), y.shape[1] // node.heads),
-            "rescale": (len(x), node.heads, x.shape[1] // node.heads),
-        }[kind]
-        # One number for all terms, or one for each, or one for all tokens.
-        of_tokens = (0,) if kind == "rescale" else (0, 2)
-        each = (((size, 1) if axis in of_tokens else (size,)) for axis, size in enumerate(sizes))
-        shapes = [(), *itertools.product(*each)]
-        low, high = (self.tensors.need(f"{prefix}.{s}", shapes, share=True) for s in ("lower", "upper"))
-        both = boxes[0], boxes[1]
-        piece = planes(kind, node.heads, node.scale, (x, y), both, (low, high), self.residuals[index])
-        share = self.tensors.get(f"{prefix}.whole", [sizes[:2]], share=True)
-        if share is None:
-            return piece
-        local = self.locals.get(node.inputs[1])
-        if kind != "mix" or node.scale != 1 or local is None or not isinstance(self.region, Ball):
-            raise RejectedError(
-                f"node {index} ({node.name}): only values that move linearly in a ball are bounded as a whole"
-            )
-        return whole(piece, share, (x, y), both, local, self.region)
+        self.escapes[index] = np.where(np.isnan(outside), np.inf, np.maximum(outside, 0.0)) * INFLATE
 
     # --- derivations ----------------------------------------------------------------------------------------
 
@@ -299,9 +172,9 @@ class Claimed:
         error += TINY * (1 + self.region.reach.sum())
         wobble = errors[1] + piece.reach(*(form.wobble for form in forms))  # type: ignore[arg-type]
         form = piece.push(*forms)
-        slack = error * _INFLATE + 8 * U * np.maximum(np.abs(form.lower), np.abs(form.upper))[..., -1]
+        slack = error * INFLATE + 8 * U * np.maximum(np.abs(form.lower), np.abs(form.upper))[..., -1]
         form = form.plus(-slack, slack)
-        return Form(form.lower, form.upper, wobble * _INFLATE)
+        return Form(form.lower, form.upper, wobble * INFLATE)
 
     def _bounds_of(self, form: Form) -> Bounds:
         shape = (*self.region.reach.shape, *form.lower.shape[:2])
@@ -322,12 +195,7 @@ class Claimed:
         sides = 1 if derivation.nodes == (len(self.nodes) - 1,) else 2
         widest = max(v.size for v in self.values[: root + 1]) * groups
         step = max(1, CHUNK // (8 * widest * sides))
-        bounds: Bounds = (
-            np.full((groups, count), -np.inf),
-            np.full((groups, count), np.inf),
-            np.full((groups, count), -np.inf),
-            np.full((groups, count), np.inf),
-        )
+        lows, highs = (np.full((2, groups, count), end) for end in (-np.inf, np.inf))
         kept = derivation.keep and sides == 2
         forms = [np.empty((groups, count, self.region.reach.size + 1)) for _ in range(2 * kept)]
         wobble = np.zeros((groups, count))
@@ -336,18 +204,19 @@ class Claimed:
             inside, size = slice(start, start + part.shape[1]), part.shape[1]
             rows = Rows(np.concatenate([part, -part], 1)[None] if sides == 2 else part[None], groups, True)
             coefs, constant, slack = self._substitute(root, rows, derivation.choices, stops)
-            slack += np.tile(extra[..., inside], sides) * _INFLATE
+            slack += np.tile(extra[..., inside], sides) * INFLATE
             constant = down(constant - slack[0]) - 8 * U * (np.abs(constant) + slack[0])
             exact = down(self.region.minimum(coefs) + constant)
             deployed = down(exact - slack[1])
-            bounds[0][:, inside], bounds[2][:, inside] = exact[:, :size], deployed[:, :size]
+            lows[..., inside] = exact[:, :size], deployed[:, :size]
             if sides == 2:
-                bounds[1][:, inside], bounds[3][:, inside] = -exact[:, size:], -deployed[:, size:]
+                highs[..., inside] = -exact[:, size:], -deployed[:, size:]
             if kept:
                 flat = np.moveaxis(coefs.reshape(-1, *coefs.shape[2:]), 0, -1)
                 for form, sign, half in zip(forms, (1, -1), (slice(size), slice(size, None)), strict=True):
                     form[:, inside, :-1], form[:, inside, -1] = sign * flat[:, half], sign * constant[:, half]
                 wobble[:, inside] = np.maximum(slack[1][:, :size], slack[1][:, size:])
+        bounds = lows[0], highs[0], lows[1], highs[1]
         return bounds, Form(forms[0], forms[1], wobble) if kept else None
 
     def _read_together(self, derivation: Derivation) -> tuple[int, Array, Array]:
@@ -368,7 +237,6 @@ class Claimed:
             node = self.nodes[n]
             if node.kind != "affine" or node.inputs != first.inputs:
                 raise RejectedError(f"node {n} ({node.name}): is not read together with node {number}")
-            assert node.weight is not None
             weights.append(node.weight)
             own.append(residual(node, [self.values[root]]))
             rounded.append(local_rounding(self.nodes, n, self.values, self.boxes, self.escapes))
@@ -398,7 +266,7 @@ class Claimed:
                 local = self.locals[index]
                 coefs += local.compose(rows, self.region.moved)
                 error = local.error + gamma(rows.coefs.shape[1] + self.steps) * self._local_size(local)
-                slack += rows.size().contract(np.stack([error, local.wobble]) * _INFLATE)
+                slack += rows.size().contract(np.stack([error, local.wobble]) * INFLATE)
                 slack += lost[:, None, None]
             elif index in stops:
                 form = stops[index]
@@ -407,27 +275,22 @@ class Claimed:
                 constant += part[-1]
                 error = gamma(self.values[index].size + self.steps) * form.size(self.region.reach)
                 assert form.wobble is not None
-                slack += rows.size().contract(np.stack([error, form.wobble]) * _INFLATE)
+                slack += rows.size().contract(np.stack([error, form.wobble]) * INFLATE)
                 slack += lost[:, None, None]
             else:
                 piece, errors, underflow = self.piece(index, choices)
                 rows, spent = piece.settle(rows)
                 slack += rows.size().contract(errors) + underflow[:, None, None]
                 if spent is not None:
-                    slack += spent * _INFLATE
+                    slack += spent * INFLATE
                 parts, bias = piece.pull(rows)
                 if bias is not None:
                     constant += bias
                 for source, pulled in zip(self.nodes[index].inputs, parts, strict=False):
                     pending[source] = pending[source] + pulled if source in pending else pulled
-        return coefs, constant, up(slack * _INFLATE)
+        return coefs, constant, up(slack * INFLATE)
 
 
 def _meet(a: Bounds, b: Bounds) -> Bounds:
     """The intersection; a NaN stays a NaN."""
-    return (
-        np.maximum(a[0], b[0]),
-        np.minimum(a[1], b[1]),
-        np.fmax(a[2], b[2]),
-        np.fmin(a[3], b[3]),
-    )
+    return np.maximum(a[0], b[0]), np.minimum(a[1], b[1]), np.fmax(a[2], b[2]), np.fmin(a[3], b[3])

@@ -8,6 +8,7 @@ from buffet_checker import (
     balls,
     functions,
     intervals,
+    known,
     pieces,
     regions,
     rows,
@@ -16,6 +17,7 @@ from buffet_checker import (
     wholes,
 )
 from buffet_checker.balls import Ball
+from buffet_checker.known import Known
 from buffet_checker.substitution import Claimed
 from checker_mutants.wrong import (
     NONE,
@@ -80,7 +82,7 @@ PIECES = (
 _SUMS = (
     *(
         Mutant(f"γ in {module.__name__.rpartition('.')[2]}", module, "gamma", NONE)
-        for module in (intervals, regions, substitution, wholes)
+        for module in (intervals, known, regions, substitution, wholes)
     ),
     *(
         Mutant(f"residual of {kind}", substitution, "residual", only(of_kind(kind), nothing))
@@ -95,8 +97,11 @@ _SUMS = (
         Mutant(f"constant of {kind.__name__}", kind, "constant", result(nothing))
         for kind in (pieces.LinesPiece, pieces.SoftmaxPiece, pieces.PlanesPiece)
     ),
-    Mutant("roundings on the way", Claimed, "steps", fixed(property(lambda self: 0))),
-    Mutant("sums of errors", substitution, "_INFLATE", fixed(1 - 1e-6)),
+    Mutant("roundings on the way", Known, "steps", fixed(property(lambda self: 0))),
+    *(
+        Mutant(f"sums of errors in {module.__name__.rpartition('.')[2]}", module, "INFLATE", fixed(1 - 1e-6))
+        for module in (known, substitution)
+    ),
     Mutant("size of a form", rows.Form, "size", result(nothing)),
     Mutant("size of an exact form", Claimed, "_local_size", result(nothing)),
     Mutant("unit of pushed forms", substitution, "U", fixed(0.0)),
@@ -122,7 +127,7 @@ def _without_error(kind: str) -> Wrong:
 
 _INTERVALS = (
     Mutant("ends of an interval", intervals, "ends", _exact_ends),
-    Mutant("ends of lines", substitution, "ends", _exact_ends),
+    Mutant("ends of lines", known, "ends", _exact_ends),
     *(
         Mutant(f"interval of {kind}", substitution, "interval", only(of_kind(kind), narrower))
         for kind in (*LINEAR_KINDS, *PRODUCTS, "first", "apply", "softmax")

@@ -11,9 +11,9 @@ import numpy as np
 
 from buffet_checker import (
     functions,
+    known,
     pieces,
     softmax,
-    substitution,
     wholes,
 )
 from buffet_checker.balls import Ball
@@ -118,9 +118,9 @@ _SOFTMAX = (
     Mutant("unit of softmax", softmax, "U", fixed(0.0)),
     Mutant("Σp is 1 up to rounding", pieces.SoftmaxPiece, "settle", _no_leak),
     Mutant("one constant for a query", pieces.SoftmaxPiece, "settle", _shifted),
-    Mutant("planes exchanged", substitution, "planes", result(_exchanged)),
-    Mutant("planes' constants", substitution, "planes", result(_constants)),
-    Mutant("planes' residual", substitution, "planes", result(lambda p: replace(p, residual=0 * p.residual))),
+    Mutant("planes exchanged", known, "planes", result(_exchanged)),
+    Mutant("planes' constants", known, "planes", result(_constants)),
+    Mutant("planes' residual", known, "planes", result(lambda p: replace(p, residual=0 * p.residual))),
     Mutant("rows of lines", pieces.Piece, "settle", lambda right: _scaled(right)),
 )
 
@@ -150,10 +150,8 @@ _WHOLES = (
     Mutant("sums of a whole", wholes, "_MORE", fixed(1 - 1e-9)),
     Mutant("unit of a whole", wholes, "U", fixed(0.0)),
     Mutant("range of weights", wholes, "magnitude", result(nothing)),
-    Mutant(
-        "residual of a whole", substitution, "whole", result(lambda p: replace(p, residual=0.5 * p.residual))
-    ),
-    Mutant("values' errors", substitution, "whole", lambda right: _no_local_error(right)),
+    Mutant("residual of a whole", known, "whole", result(lambda p: replace(p, residual=0.5 * p.residual))),
+    Mutant("values' errors", known, "whole", lambda right: _no_local_error(right)),
     Mutant("constant of a whole", wholes.WholePiece, "constant", result(nothing)),
 )
 

@@ -18,7 +18,7 @@ from buffet.lab.bench.comparison import compare
 from buffet.lab.bench.measuring import Measurement
 from buffet.lab.bench.running import Row, document, read_document
 from buffet.training import TrainSettings, train
-from buffet.training.results import Progress
+from buffet.training.results import TrainProgress
 from buffet.training.state import resume_file
 from fuzz.models import hostile_weights
 from fuzz.mutate import NUMBERS, hostile_bytes, hostile_json, hostile_text
@@ -186,7 +186,7 @@ def small_training(place: Place, **housekeeping: object) -> TrainSettings:
 def interrupted(place: Place) -> bytes:
     """The snapshot of a run that is stopped at the end of its first epoch."""
 
-    def stop(now: Progress) -> None:
+    def stop(now: TrainProgress) -> None:
         if now.dev_accuracy is not None:
             raise KeyboardInterrupt
 

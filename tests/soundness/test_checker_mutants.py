@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from buffet_checker import substitution
+from buffet_checker import known, substitution
 from buffet_checker.balls import Array
 from buffet_checker.check import Proof, judge
 from buffet_checker.network import build, evaluate
@@ -40,7 +40,7 @@ def test_every_mutant_accepts_something_false(mutant: Mutant) -> None:
 
 
 def test_a_harmless_mutant_accepts_nothing_false() -> None:
-    harmless = Mutant("none", substitution, "planes", lambda right: right)
+    harmless = Mutant("none", known, "planes", lambda right: right)
     for name in ("baseline", "whole"):
         assert not _accepts_a_pushed_one(harmless, base(name))
         assert not _claims_less_slack(harmless, base(name))

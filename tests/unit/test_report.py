@@ -22,7 +22,7 @@ from buffet.report import (
     shown,
     together,
 )
-from buffet.report.scale import Scale, ink
+from buffet.report.scale import ColourScale, ink
 from reports import AT_EPS, IMAGE, RADII, answer, data_of, task
 
 
@@ -179,7 +179,7 @@ def test_the_ramp_darkens_steadily_and_its_letters_can_be_read() -> None:
 
 @given(st.lists(st.floats(1e-9, 1e4), min_size=1, max_size=200))
 def test_a_scale_spans_its_values_in_equal_factors(values: list[float]) -> None:
-    scale = Scale.over(values)
+    scale = ColourScale.over(values)
     assert scale is not None
     order = sorted(values)
     assert [scale.step(v) for v in order] == sorted(scale.step(v) for v in order)
@@ -190,7 +190,7 @@ def test_a_scale_spans_its_values_in_equal_factors(values: list[float]) -> None:
     for step, edge in enumerate(edges):
         assert (scale.step(edge * (1 - 1e-9)), scale.step(edge * (1 + 1e-9))) == (step, step + 1)
     assert scale.step(0.0) == 0
-    assert Scale.over([0.0]) is None
+    assert ColourScale.over([0.0]) is None
 
 
 def test_missing_numbers_are_shown_as_a_dash() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from buffet.cli import main
 from buffet.errors import BuffetError
-from buffet.report.headline import best_of, headline, ratios
+from buffet.experiments.summary import ratios, task_id
+from buffet.report.headline import best_of, headline
 from buffet.report.sweep import read_sources, sweep_page
 from reports import HOSTILE, data_of, row, sweep_rows
 
@@ -71,7 +72,8 @@ def test_the_best_of_a_task_is_any_proof_and_any_attack() -> None:
 def test_ratios_need_the_same_task_and_a_reference_above_zero() -> None:
     rows = [row("a", certified=0.0), row("b", method="lse"), row("c", norm="1", certified=0.4)]
     rows += [row("d", norm="1", method="lse", certified=0.6), row("e", norm="inf", method="lse")]
-    assert ratios(rows, "baseline")["lse"] == [pytest.approx(1.5)]
+    against = {task_id(row): row for row in rows if row.method == "baseline"}
+    assert ratios([row for row in rows if row.method == "lse"], against).values == (pytest.approx(1.5),)
 
 
 def test_the_data_of_a_page_is_complete_and_rounded_to_its_side() -> None:

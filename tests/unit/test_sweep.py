@@ -16,7 +16,7 @@ from test_sweep_rows import row
 from buffet import LpBall, load, radius
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.errors import BuffetError
-from buffet.experiments import Progress, Row, SweepConfig, read_rows, summarise, sweep
+from buffet.experiments import Row, SweepConfig, SweepProgress, read_rows, summarise, sweep
 from buffet.experiments.summary import markdown
 from buffet.experiments.workers import Failed, LocalFleet, LocalWorker, News, Ready, execute
 from command_line import Run
@@ -207,9 +207,9 @@ class Watched(LocalFleet):
 
 def test_work_goes_on_when_the_workers_are_killed(home: Path, tmp_path: Path) -> None:
     config, out = configured(home, norms=[1.0, 2.0], **AT_SIZES), tmp_path / "rows.ndjson"
-    fleet, seen = Watched(2), list[Progress]()
+    fleet, seen = Watched(2), list[SweepProgress]()
 
-    def kill(now: Progress) -> None:
+    def kill(now: SweepProgress) -> None:
         seen.append(now)
         if now.done == 4:
             for process in fleet.processes:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from buffet.experiments import Progress, read_rows, read_sweep, sweep
+from buffet.experiments import SweepProgress, read_rows, read_sweep, sweep
 from buffet.experiments.cluster import RayFleet, RayWorker, ray_fleet
 from buffet.experiments.workers import News, Ready
 from tiny_checkpoint import SENTENCES, write_model
@@ -107,7 +107,7 @@ def test_a_ray_worker_and_a_machine_are_lost(home: Path, expected: dict[str, Any
             processes.extend(news.process for _, news in found if isinstance(news, Ready))
             return found
 
-    def destroy(now: Progress) -> None:
+    def destroy(now: SweepProgress) -> None:
         if now.done == 50:
             os.kill(processes[0], signal.SIGKILL)
         if now.done == 100:

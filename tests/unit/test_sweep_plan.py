@@ -9,7 +9,7 @@ import pytest
 
 from buffet.errors import BuffetError
 from buffet.experiments.config import SweepConfig, read_sweep
-from buffet.experiments.plan import Plan, choose_words, make_plan
+from buffet.experiments.plan import SweepPlan, choose_words, make_plan
 from buffet.loading import load
 from tiny_checkpoint import SENTENCES, write_model, write_sentences
 
@@ -36,7 +36,7 @@ def config_of(home: Path, text: str = BASIC) -> SweepConfig:
     return read_sweep(path)
 
 
-def keys(plan: Plan) -> set[str]:
+def keys(plan: SweepPlan) -> set[str]:
     return {key for unit in plan.units for key in unit.keys}
 
 
@@ -136,7 +136,8 @@ def test_every_model_sentence_norm_method_and_word_is_a_task(home: Path) -> None
     assert {unit.setting.sentence for unit in plan.units} == set(fitting)
     assert all(unit.setting.clean_margin > 0 for unit in plan.units)
     for unit in plan.units:
-        assert [unit.setting.tokens[i] for (i,) in unit.setting.words] == unit.setting.sentence.split()
+        setting = unit.setting
+        assert [setting.sentence_tokens[i] for (i,) in setting.words] == setting.sentence.split()
 
 
 def test_only_correctly_classified_sentences(home: Path) -> None:

@@ -107,9 +107,7 @@ def test_a_file_that_was_edited_is_refused_and_untouched(tmp_path: Path) -> None
             '{"key":"x"}\n',
         ):
             changed = [*lines[:place], damaged, *lines[place + 1 :]]
-            refused(
-                path, "".join(changed), f"line {place + 1} is not a row", "put the line right or remove it"
-            )
+            refused(path, "".join(changed), f"line {place + 1} is not a row", "correct the line or remove it")
     whole = "".join(lines)
     for glued in (",", "x", " ", "\0x"):
         refused(path, whole[:-1] + glued, "line 48 is not a row")
@@ -162,7 +160,7 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path) -> None:
         file.append([row("a")])
         with largest_file(2 * line + line // 2), pytest.raises(BuffetError) as caught:
             file.append([row("b"), row("c")])
-        assert "File too large; mend that and run the same command again" in str(caught.value)
+        assert "File too large; fix that and run the same command again" in str(caught.value)
         assert path.stat().st_size == line
         file.append([row("b")])
     assert [r.key for r in read_rows(path)] == ["a", "b"]

@@ -20,7 +20,7 @@ from buffet.data import read_data, read_tsv
 from buffet.errors import BuffetError
 from buffet.loading import load
 from buffet.loading.directories import MODELS
-from buffet.training import Progress, TrainSettings, preset_names, preset_values, train
+from buffet.training import TrainProgress, TrainSettings, preset_names, preset_values, train
 from buffet.training.corpus import encode, make_batches, word_pieces
 from buffet.training.run import start_network
 
@@ -65,7 +65,7 @@ def tiny(data: Path, out: str = "out", **changes: object) -> TrainSettings:
 
 
 def test_it_learns_and_the_result_loads(data: Path) -> None:
-    reports: list[Progress] = []
+    reports: list[TrainProgress] = []
     summary = train(tiny(data, epochs=14, patience=14), reports.append)
     assert summary.losses[-1] < summary.losses[0] / 2
     assert summary.dev_accuracy > 0.9
@@ -94,7 +94,7 @@ def test_adversarial_moves_one_word_per_sentence_and_raises_the_loss(data: Path)
     splits = read_data(data)
     network = start_network(settings, splits)
     batch = make_batches(encode(splits.dev, network.tokenizer, 12), 64, network.pad)[0]
-    x = network.embeddings.rows(batch.ids).detach()
+    x = network.embeddings.rows(batch.inputs).detach()
     move = network.worst_move(x.clone(), batch, 0.01)
     sizes = move.norm(dim=-1)
     torch.testing.assert_close(sizes.sum(-1), torch.full((len(batch.labels),), 0.01))
@@ -138,7 +138,7 @@ def test_early_stopping_keeps_the_best_epoch(data: Path) -> None:
 
 
 def test_nothing_is_left_behind_when_training_stops_before_its_first_snapshot(data: Path) -> None:
-    def stop(_: Progress) -> None:
+    def stop(_: TrainProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -215,7 +215,7 @@ def test_no_depth_starts_with_a_saturated_pooler(data: Path, preset: str) -> Non
     network = start_network(settings, read_data(str(data)))
     batch = make_batches([(list(range(3, 15)), 1)], 1, network.pad)[0]
     with torch.no_grad():
-        rows = network.embeddings.rows(batch.ids)
+        rows = network.embeddings.rows(batch.inputs)
         values = network.program.values(rows, batch.mask)
     *_, pooled, logits = values
     assert pooled.shape[-1] == settings.width
@@ -309,7 +309,7 @@ def _step(store: Path) -> int:
 
 @pytest.mark.parametrize(("save_minutes", "epoch"), [(0, 1), (0, 3), (5, 3)])
 def test_a_run_stopped_at_the_end_of_an_epoch_goes_on(data: Path, save_minutes: float, epoch: int) -> None:
-    def stop(now: Progress) -> None:
+    def stop(now: TrainProgress) -> None:
         if now.epoch == epoch:
             raise KeyboardInterrupt
 
@@ -321,7 +321,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_goes_on(data: Path, save_minutes: 
 
 
 def test_an_unfinished_run_of_other_settings_is_not_continued(data: Path) -> None:
-    def stop(now: Progress) -> None:
+    def stop(now: TrainProgress) -> None:
         if now.epoch == 2:
             raise KeyboardInterrupt
 

@@ -249,7 +249,7 @@ def test_a_model_is_checked_on_the_command_line(tmp_path: Path, capsys: pytest.C
 
 
 def test_digits_are_learned_and_the_checkpoint_loads(tmp_path: Path) -> None:
-    settings = TrainSettings.of(preset="digits-vit", out=tmp_path / "d", epochs=2, layers=1, patch=4)
+    settings = TrainSettings.of(preset="digits-vit", out=tmp_path / "d", epochs=3, layers=1, patch=4)
     summary = train(settings)
     assert summary.dev_accuracy > 0.3
     model = load(tmp_path / "d")
@@ -259,6 +259,6 @@ def test_digits_are_learned_and_the_checkpoint_loads(tmp_path: Path) -> None:
     rows = rows_of(images[index, None], model.config)
     assert float((model.logits(rows).argmax(-1) == labels[index]).double().mean()) == summary.test_accuracy
     assert torch.equal(model.embed("digits:3"), rows_of(images[3, None], model.config))
-    assert settings.command() == "buffet train digits-vit --out d --layers 1 --patch 4 --epochs 2"
+    assert settings.command() == "buffet train digits-vit --out d --layers 1 --patch 4 --epochs 3"
     with pytest.raises(buffet.BuffetError, match="images and image presets go together"):
         TrainSettings.of(preset="sst-small-1", data="digits", out=tmp_path / "e")

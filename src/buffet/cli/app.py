@@ -38,8 +38,7 @@ from buffet.cli.sweep import EXAMPLES as SWEEP_EXAMPLES
 from buffet.cli.sweep import sweep
 from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from buffet.cli.train import train
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.openmp import spin_briefly
 

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from buffet.cli.terminal import print_json, print_table
+from buffet.cli.terminal import plain_table, print_json, print_table
 from buffet.compositions import COMPOSITIONS
 
 
@@ -20,7 +19,7 @@ def methods(
         print_json({name: asdict(method) for name, method in COMPOSITIONS.items()})
         return
     parts = ("propagation", "product", "softmax", "optimise")
-    table = Table("method", *parts, "what it does", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table("method", *parts, "what it does")
     for name, method in COMPOSITIONS.items():
         table.add_row(name, *(getattr(method, part) for part in parts), method.summary)
     print_table(table)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from buffet.cli.terminal import print_json, print_table
+from buffet.cli.terminal import plain_table, print_json, print_table
 from buffet.loading.directories import DEFAULT, MODELS, available
 from buffet.printing import round_up
 
@@ -40,7 +39,7 @@ def models(
         print_json(described)
         return
     heads = ("model", "layers", "width", "heads", "classes", "accuracy (dev)", "parameters", "size")
-    table = Table(*heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(*heads)
     for model in described:
         accuracy = model["dev_accuracy"]
         table.add_row(

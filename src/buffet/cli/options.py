@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 
 if TYPE_CHECKING:
     from buffet.loading import Encoding
@@ -27,7 +27,7 @@ def parse_words(words: str, encoding: Encoding, *, special: bool) -> list[tuple[
     for row in (row for task in tasks for row in task):
         if row >= len(encoding.tokens):
             listed = " ".join(f"{i}:{encoding.tokens[i]}" for i in allowed)
-            raise BuffetError(f"--words: there is no row {row}; the text has {_shorten(listed)}")
+            raise BuffetError(f"--words: there is no row {row}; the text has {one_line(listed, 100)}")
         if row not in allowed:
             raise BuffetError(
                 f"--words: row {row} is the special token {encoding.tokens[row]}; choose a word,"
@@ -45,8 +45,8 @@ def parse_words(words: str, encoding: Encoding, *, special: bool) -> list[tuple[
 def _row(part: str, words: str) -> int:
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
         raise BuffetError(
-            f"--words: got {_shorten(words)!r}; give 'all', 'together', or rows counted from 0 such as 2,5"
-            " (each on its own) or 2+5 (both at once)"
+            f"--words: got {one_line(words, 100)!r}; give 'all', 'together', or rows counted from 0 such as"
+            " 2,5 (each on its own) or 2+5 (both at once)"
         )
     return int(part)
 
@@ -60,8 +60,8 @@ def parse_label(label: str | None, labels: Sequence[str]) -> int | None:
         return named[0]
     if re.fullmatch(r"[0-9]{1,9}", label.strip()) and int(label) < len(labels):
         return int(label)
-    listed = ", ".join(f"{i} {name}" for i, name in enumerate(labels))
-    raise BuffetError(f"--label: {label!r} is not a class of the model; choose one of: {_shorten(listed)}")
+    listed = one_line(", ".join(f"{i} {name}" for i, name in enumerate(labels)), 100)
+    raise BuffetError(f"--label: {label!r} is not a class of the model; choose one of: {listed}")
 
 
 def parse_memory(memory: str) -> int:
@@ -79,7 +79,7 @@ def parse_eps(eps: str | None) -> float | None:
         return None
     size = _number(eps)
     if not 0 <= size < math.inf:
-        raise BuffetError(f"--eps: got {_shorten(eps)!r}; give a finite number ≥ 0")
+        raise BuffetError(f"--eps: got {one_line(eps, 100)!r}; give a finite number ≥ 0")
     return abs(size)  # -0 is 0
 
 
@@ -87,7 +87,7 @@ def parse_norm(norm: str) -> float:
     """The exponent of the norm, ≥ 1 or infinity."""
     p = _number(norm)
     if not p >= 1:
-        raise BuffetError(f"--norm: got {_shorten(norm)!r}; give 1, 2, inf or any other number ≥ 1")
+        raise BuffetError(f"--norm: got {one_line(norm, 100)!r}; give 1, 2, inf or any other number ≥ 1")
     return p
 
 
@@ -104,7 +104,3 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _shorten(text: str, limit: int = 100) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from buffet.cli.terminal import print_json, print_table
+from buffet.cli.terminal import plain_table, print_json, print_table
 
 EXAMPLES = ("buffet summary rows.ndjson", "buffet summary rows.ndjson --reference lse --markdown")
 
@@ -38,7 +37,7 @@ def summary(
     elif as_markdown:
         typer.echo(markdown(lines), nl=False)
     else:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = plain_table()
         for place, name in enumerate(HEADER):
             table.add_column(name, justify="left" if place < 3 else "right", no_wrap=True)
         for line in lines:

@@ -1,4 +1,4 @@
-"""`buffet sweep`: whole experiments that survive anything."""
+"""`buffet sweep`: whole experiments, which can be interrupted at any moment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,9 +19,11 @@ from rich.progress import Progress as Bar
 from buffet.cli.options import DEVICE_HELP, within
 from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
+from buffet.printing import duration
 
 if TYPE_CHECKING:
-    from buffet.experiments import Outcome, Progress, SweepConfig
+    from buffet.experiments import Outcome, SweepConfig, SweepProgress
+    from buffet.experiments.config import Running
     from buffet.experiments.workers import Fleet
 
 EXAMPLES = (
@@ -99,10 +101,7 @@ def sweep(
     Exit code 0: all tasks have an answer. 1: some failed. 2: bad input.
     """
     from buffet import experiments
-    from buffet.experiments.cluster import ray_fleet
     from buffet.experiments.plan import make_plan
-    from buffet.experiments.workers import LocalFleet
-    from buffet.system.devices import device_named
 
     chosen = _with_options(
         experiments.read_sweep(config),
@@ -112,30 +111,40 @@ def sweep(
         gpus=gpus,
         device=device,
     )
-    if backend == "local" or chosen.run.device == "cpu":
-        device_named(chosen.run.device)  # workers elsewhere may have what is missing here
-    if backend not in BACKENDS:
-        raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
-    if backend == "local" and (address is not None or chosen.run.gpus):
-        raise BuffetError("--address and --gpus go with --backend ray")
+    _check_backend(backend, address, chosen.run)
     rows = out or chosen.out or config.with_suffix(".ndjson")
     if dry_run:
         plan = make_plan(chosen)
         found = {"tasks": plan.tasks, "batches": len(plan.units), "rows": str(rows), "notes": plan.notes}
         print_json(found) if json else typer.echo(f"{plan.tasks} tasks in {len(plan.units)} batches → {rows}")
         return
-    running = chosen.run
-    with ExitStack() as stack:
-        fleet: Fleet[Any] = LocalFleet(running.workers, running.threads)
-        if backend == "ray":
-            fleet = stack.enter_context(ray_fleet(address, running.workers, running.threads, running.gpus))
-        report = stack.enter_context(_progress())
+    with _fleet(backend, address, chosen.run) as fleet, _progress() as report:
         outcome = experiments.sweep(chosen, rows, fleet, retry_failed=retry_failed, progress=report)
     if json:
         print_json({**asdict(outcome), "rows": str(outcome.rows), "reasons": dict(outcome.reasons)})
     else:
         _print(outcome)
     raise typer.Exit(1 if outcome.failed else 0)
+
+
+def _check_backend(backend: str, address: str | None, running: Running) -> None:
+    from buffet.system.devices import device_named
+
+    if backend == "local" or running.device == "cpu":
+        device_named(running.device)  # workers elsewhere may have what is missing here
+    if backend not in BACKENDS:
+        raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
+    if backend == "local" and (address is not None or running.gpus):
+        raise BuffetError("--address and --gpus go with --backend ray")
+
+
+def _fleet(backend: str, address: str | None, running: Running) -> AbstractContextManager[Fleet[Any]]:
+    from buffet.experiments.cluster import ray_fleet
+    from buffet.experiments.workers import LocalFleet
+
+    if backend == "ray":
+        return ray_fleet(address, running.workers, running.threads, running.gpus)
+    return nullcontext(LocalFleet(running.workers, running.threads))
 
 
 def _with_options(config: SweepConfig, **given: int | float | str | None) -> SweepConfig:
@@ -163,8 +172,8 @@ def _print(outcome: Outcome) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A live line on stderr; where that is no terminal, a plain line now and then."""
+def _progress() -> Iterator[Callable[[SweepProgress], None]]:
+    """A live line on stderr; where stderr is not a terminal, a plain line now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Log()
@@ -181,20 +190,12 @@ class _Log:
     def __init__(self) -> None:
         self.last = time.monotonic()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: SweepProgress) -> None:
         if time.monotonic() - self.last >= LOG_EVERY:
             self.last = time.monotonic()
             print(_text(now), file=sys.stderr, flush=True)
 
 
-def _text(now: Progress) -> str:
-    left = "" if math.isinf(now.left) else f", {_duration(now.left)} left"
+def _text(now: SweepProgress) -> str:
+    left = "" if math.isinf(now.left) else f", {duration(now.left)} left"
     return f"{now.before + now.done}/{now.total} rows, {now.rate:.2f}/s{left}, {now.failed} failed"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-    )

@@ -21,8 +21,13 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def plain_table(*columns: str) -> Table:
+    """A table without lines."""
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def print_table(table: Table) -> None:
-    """A table on stdout, never cut to the width of a terminal that is not there."""
+    """A table on stdout; not cut to any width where that is not a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)

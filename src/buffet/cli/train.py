@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 
 from buffet.cli.terminal import print_json, progress_bar
-from buffet.training import Progress, TrainSettings, TrainSummary, presets
+from buffet.training import TrainProgress, TrainSettings, TrainSummary, presets
+from buffet.training.state import resume_file
 
 EXAMPLES = (
     "buffet train sst-small-3 --data path/to/sst2",
@@ -26,7 +27,7 @@ HELP = {
     "preset": "What to train; any option below overrides a part of it.",
     "data": "Directory with train.tsv, dev.tsv and test.tsv (header: sentence, tab, label), or hf:NAME for a "
     "dataset of the Hugging Face hub (needs buffet[data]).",
-    "out": "Checkpoint directory to write; by default called like the preset.",
+    "out": "Checkpoint directory to write; by default named after the preset.",
     "overwrite": "Replace a checkpoint that is already there.",
     "restart": "Begin again instead of continuing an interrupted run.",
     "save_minutes": "Most minutes of work an interruption may cost.",
@@ -67,7 +68,7 @@ INTRODUCTION = """\
 Train a sentence (or image) classifier and write it as a checkpoint directory, all or nothing.
 
 The weights of the epoch with the best dev accuracy are kept; the test part is read once, at the end. An \
-interrupted run goes on when the same command is given again, and ends with the same weights.
+interrupted run continues when the same command is given again, and ends with the same weights.
 
 **Presets**: DATA-ARCHITECTURE, then any variants, as in `sst-small-3-gelu`; ReLU, LayerNorm without \
 variance and words as tokens unless said otherwise.
@@ -75,7 +76,6 @@ variance and words as tokens unless said otherwise.
 
 
 def run(json: bool, **values: object) -> None:
-    from buffet.training.state import resume_file
 
     settings = TrainSettings.of(**values)
     resume = resume_file(settings.out)
@@ -102,7 +102,7 @@ def _train(settings: TrainSettings) -> TrainSummary:
 
     with progress_bar("training") as bar:
 
-        def report(now: Progress) -> None:
+        def report(now: TrainProgress) -> None:
             bar(now.step / now.steps)
             if now.dev_accuracy is not None:
                 typer.echo(

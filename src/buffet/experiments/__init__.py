@@ -6,15 +6,15 @@ that do so (`cluster`: on many machines), `rows` the file, `sweep` the driver, `
 
 from buffet.experiments.config import SweepConfig, read_sweep
 from buffet.experiments.rows import Row, load_rows, read_rows
-from buffet.experiments.summary import Line, summarise
-from buffet.experiments.sweep import Outcome, Progress, sweep
+from buffet.experiments.summary import MethodSummary, summarise
+from buffet.experiments.sweep import Outcome, SweepProgress, sweep
 
 __all__ = [
-    "Line",
+    "MethodSummary",
     "Outcome",
-    "Progress",
     "Row",
     "SweepConfig",
+    "SweepProgress",
     "load_rows",
     "read_rows",
     "read_sweep",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.experiments.workers import Died, Done, Failed, Job, News, Ready, execute
 from buffet.system.allocator import keep_freed_memory
 
@@ -82,7 +82,7 @@ class RayFleet:
             news: News = self._ray.get(self._calls.pop(worker))
             return news
         except self._ray.exceptions.RayError as error:
-            return Died(" ".join(str(error).split())[:300])
+            return Died(one_line(error))
 
     def dismiss(self, worker: RayWorker) -> None:
         self._calls.pop(worker, None)
@@ -104,12 +104,12 @@ def ray_fleet(
         dashboard = None if address else False
         ray.init(address, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BuffetError(f"no Ray cluster at {address or 'this machine'}: {reason}") from None
+        where, reason = address or "this machine", one_line(error, 200)
+        raise BuffetError(f"no Ray cluster at {where}: {reason}") from None
     try:
         yield RayFleet(ray, workers, threads, gpus)
     except ray.exceptions.RayError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise BuffetError(f"the Ray cluster is lost: {reason}; the same command continues") from None
     finally:
         ray.shutdown()

@@ -7,13 +7,13 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from buffet.errors import BuffetError
-from buffet.loading.config import explain
+from buffet.errors import BuffetError, validated
 from buffet.loading.directories import available
 from buffet.methods import Method, method_named
 from buffet.search.radius import STRATEGIES
+from buffet.system.files import read_text
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -40,7 +40,7 @@ class MethodChoice(_Table):
 
     @property
     def title(self) -> str:
-        """How rows call it: the name, and in brackets what was replaced."""
+        """What rows call it: the name, and in brackets what was replaced."""
         parts = ", ".join(f"{key}={value}" for key, value in self.parts.items())
         return f"{self.name}[{parts}]" if parts else self.name
 
@@ -66,8 +66,8 @@ class MethodChoice(_Table):
         return self
 
 
-class Sentences(_Table):
-    """Which sentences: some of a labelled file, or the very ones that are given."""
+class SentenceChoice(_Table):
+    """Which sentences: some of those in a labelled file, or exactly the ones given."""
 
     file: Path | None = None  # sentence<TAB>label, with that header
     texts: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Sentences(_Table):
     correct: bool = True  # of the file, only those the model classifies as the file does
 
     @model_validator(mode="after")
-    def _one_source(self) -> Sentences:
+    def _one_source(self) -> SentenceChoice:
         if (self.file is None) == (not self.texts):
             raise ValueError("sentences: give either file, a path of a TSV file, or texts, a list")
         if self.texts and self.count is not None:
@@ -89,7 +89,7 @@ class Sentences(_Table):
         return self
 
 
-class Words(_Table):
+class WordChoice(_Table):
     """Which words of a sentence move: words of the vocabulary, never special tokens."""
 
     count: Count | None = None  # tasks per sentence, drawn with the seed; none ("all"): every one
@@ -152,8 +152,8 @@ class SweepConfig(_Table):
     models: Annotated[tuple[str, ...], Field(min_length=1)]  # embedded names or checkpoint directories
     methods: Annotated[tuple[MethodChoice, ...], Field(min_length=1)]
     norms: Annotated[tuple[float, ...], Field(min_length=1)] = (2.0,)
-    sentences: Sentences
-    words: Words = Words()
+    sentences: SentenceChoice
+    words: WordChoice = WordChoice()
     what: Literal["radius", "verify"] = "radius"
     radius: RadiusQuestion = RadiusQuestion()
     verify: VerifyQuestion | None = None
@@ -182,7 +182,7 @@ class SweepConfig(_Table):
         return self
 
     def located(self, directory: Path) -> SweepConfig:
-        """The same, with relative paths counted from `directory`; an embedded name goes before a path."""
+        """The same, with relative paths taken from `directory`; embedded models take precedence."""
         known = available()
         models = tuple(name if name in known else str(directory / name) for name in self.models)
         sentences = self.sentences
@@ -199,16 +199,9 @@ def _distinct(where: str, values: Any) -> None:
 
 
 def read_sweep(path: Path) -> SweepConfig:
-    """The configuration in a TOML file; its relative paths are counted from where the file is."""
+    """The configuration in a TOML file; relative paths in it start at the directory of the file."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise BuffetError(f"{path}: not UTF-8 (byte {error.start})") from None
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
+        raw = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise BuffetError(f"{path}: not a TOML file: {error}") from None
-    try:
-        return SweepConfig.model_validate(raw).located(path.parent)
-    except ValidationError as error:
-        raise BuffetError(f"{path}: {explain(error)}") from None
+    return validated(SweepConfig, raw, str(path)).located(path.parent)

@@ -1,4 +1,4 @@
-"""The tasks a configuration means. The same configuration, files and seed always give the same plan.
+"""The tasks that a configuration asks for. The same configuration, files and seed always give the same plan.
 
 Every random choice is made by hashing what is chosen together with the seed. So it does not depend on the
 machine or on the order of anything, and asking for more sentences or words keeps those that were asked for.
@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import combinations, islice
 from pathlib import Path
 
-from buffet.data import Example, read_tsv
+from buffet.data import read_tsv
 from buffet.errors import BuffetError
 from buffet.experiments.config import SweepConfig
 from buffet.loading import Model, load
@@ -42,7 +42,7 @@ class Setting:
 
     model: ModelSource
     sentence: str
-    tokens: tuple[str, ...]
+    sentence_tokens: tuple[str, ...]
     gold: int | None  # the label in the file
     label: int  # the class that is defended: the model's answer
     label_name: str
@@ -79,13 +79,13 @@ class Question:
 
     @property
     def needs_ground(self) -> bool:
-        """Whether there is something to find out before, and for, all methods."""
+        """Whether something has to be found out once, before any method runs."""
         return self.attack or self.reference is not None
 
 
 @dataclass(frozen=True)
-class Task:
-    """One row to be: some words, and the size they are verified at."""
+class SweepTask:
+    """What one row will be about: some words, and the size they are verified at."""
 
     words: tuple[int, ...]
     eps: float | None = None
@@ -93,7 +93,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """All tasks of one sentence under one norm and method: they run as one batch."""
 
     setting: Setting
@@ -102,13 +102,13 @@ class Unit:
     question: Question
 
     @cached_property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[SweepTask, ...]:
         words, question = self.setting.words, self.question
         if question.eps:
-            return tuple(Task(w, eps=e) for e in question.eps for w in words)
+            return tuple(SweepTask(w, eps=e) for e in question.eps for w in words)
         if question.shares:
-            return tuple(Task(w, share=s) for s in question.shares for w in words)
-        return tuple(Task(w) for w in words)
+            return tuple(SweepTask(w, share=s) for s in question.shares for w in words)
+        return tuple(SweepTask(w) for w in words)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -145,10 +145,10 @@ def digest(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What there is to do. Units of one setting follow each other: they share its ground."""
+class SweepPlan:
+    """What there is to do. Units of one setting come one after the other: they share its ground."""
 
-    units: tuple[Unit, ...]
+    units: tuple[WorkUnit, ...]
     notes: tuple[str, ...]  # what a user should know about the choice of sentences
 
     @cached_property
@@ -161,10 +161,10 @@ class Plan:
         return digest(sorted(key for unit in self.units for key in unit.keys))
 
 
-def make_plan(config: SweepConfig) -> Plan:
+def make_plan(config: SweepConfig) -> SweepPlan:
     """The units of every model, sentence, norm and method, in this order."""
     question = Question.of_config(config)
-    units: list[Unit] = []
+    units: list[WorkUnit] = []
     notes: list[str] = []
     examples = _examples(config)
     for source in config.models:
@@ -179,12 +179,12 @@ def make_plan(config: SweepConfig) -> Plan:
         if config.sentences.count is not None and len(chosen) < config.sentences.count:
             notes.append(f"{model.name}: only {len(chosen)} of {config.sentences.count} sentences fit")
         units += [
-            Unit(replace(setting, norm=norm), choice.title, choice.method, question)
+            WorkUnit(replace(setting, norm=norm), choice.title, choice.method, question)
             for setting in chosen
             for norm in config.norms
             for choice in config.methods
         ]
-    return Plan(tuple(units), tuple(notes))
+    return SweepPlan(tuple(units), tuple(notes))
 
 
 def model_digest(source: str) -> str:
@@ -202,16 +202,12 @@ def _examples(config: SweepConfig) -> list[tuple[str, int | None]]:
     asked = config.sentences
     if asked.file is None:
         return [(text, None) for text in dict.fromkeys(asked.texts)]
-    fitting = [
-        e for e in read_tsv(asked.file) if asked.min_words <= len(e.sentence.split()) <= asked.max_words
-    ]
-    labels = {example.sentence: example.label for example in reversed(fitting)}
-
-    def place(example: Example) -> str:
-        return digest([config.seed, example.sentence])
-
-    ordered = sorted((Example(s, label) for s, label in labels.items()), key=place)
-    return [(example.sentence, example.label) for example in ordered]
+    labels = {
+        example.sentence: example.label
+        for example in reversed(read_tsv(asked.file))
+        if asked.min_words <= len(example.sentence.split()) <= asked.max_words
+    }
+    return sorted(labels.items(), key=lambda entry: digest([config.seed, entry[0]]))
 
 
 def _fitting(
@@ -223,7 +219,7 @@ def _fitting(
         try:
             encoding = model.encode(sentence)
             words = choose_words(
-                [i for i, skip in enumerate(map(max, encoding.special, encoding.unknown)) if not skip],
+                encoding.words,
                 config.words.count,
                 config.words.together,
                 f"{config.seed} {sentence}",
@@ -239,7 +235,7 @@ def _fitting(
         yield Setting(
             model=where,
             sentence=sentence,
-            tokens=encoding.tokens,
+            sentence_tokens=encoding.tokens,
             gold=gold,
             label=label,
             label_name=model.labels[label],

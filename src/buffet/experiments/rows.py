@@ -5,7 +5,7 @@ with a check, a hash of all that comes before it, so a line that was changed lat
 
 Whatever interrupts an append leaves a beginning of its batch: whole lines, then at most one unfinished line,
 behind which some file systems leave NUL bytes after a power cut. That unfinished last line, and nothing else,
-is a *torn end*: readers pass over it, and the next writer cuts it off. Any other line that is not a row as it
+is a *torn end*: readers skip it, and the next writer cuts it off. Any other line that is not a row as it
 was written is refused, before anything is touched, by readers and writers alike.
 """
 
@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from buffet.errors import BuffetError
-from buffet.loading.config import explain, show
+from buffet.errors import BuffetError, explain, show
 from buffet.report import Versions
-from buffet.system.files import sync_directory
+from buffet.system.files import read_bytes, sync_directory
 
 if TYPE_CHECKING:
     import polars
@@ -39,7 +38,7 @@ FIRST = re.compile(rb'\{"key":"[^"\\]+","status":"[a-z]+","reason":')
 """How an unfinished line begins that is all there is of a file: nobody else's file does by accident."""
 CHECKED = re.compile(rb'(\{.*),"check":"([0-9a-f]{16})"\}')
 """A whole line, in two groups: what is checked, and its check."""
-MEND = "left as it is: put the line right or remove it (its task is then done again), or give another file"
+FIX = "left as it is: correct the line or remove it (its task is then done again), or give another file"
 
 
 def _norm(text: str) -> str:
@@ -108,16 +107,16 @@ def seal(text: bytes) -> bytes:
 
 
 def _check(body: bytes) -> bytes:
-    """A hash that is short: it is there for accidents, not for forgers, who could write it anew."""
+    """A hash that is short: it is there for accidents, not for forgers, who could compute it again."""
     return hashlib.sha256(body).hexdigest()[:16].encode()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, one per task; a torn end is passed over, and nothing is written.
+    """The rows of a file, one per task; a torn end is skipped, and nothing is written.
 
     Of several rows of one task the first success counts, or else the first of all.
     """
-    return distinct(Content.of(path, read_content(path)).rows)
+    return distinct(Content.of(path, read_bytes(path)).rows)
 
 
 def distinct(rows: Iterable[Row]) -> list[Row]:
@@ -145,14 +144,6 @@ def load_rows(path: Path) -> polars.DataFrame:
     if not records:
         raise BuffetError(f"{path}: has no rows yet")
     return polars.DataFrame(records, schema_overrides=types, infer_schema_length=None)
-
-
-def read_content(path: Path) -> bytes:
-    """All that is in a file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -185,13 +176,13 @@ def _row(path: Path, number: int, line: bytes) -> Row:
     if not parts and (not line.startswith(START) or b'"check":' in line):
         part = "ends" if line.startswith(START) else "begins"
         found = show((line[-40:] if part == "ends" else line[:40]).decode(errors="replace"))
-        raise BuffetError(f"{where} is not a row of a sweep: it {part} with {found}; {MEND}")
+        raise BuffetError(f"{where} is not a row of a sweep: it {part} with {found}; {FIX}")
     if parts and parts[2] != _check(parts[1]):
-        raise BuffetError(f"{where} is not what was written there: its check does not fit; {MEND}")
+        raise BuffetError(f"{where} is not what was written there: its check does not fit; {FIX}")
     try:
         row = Row.model_validate_json(line)
     except ValidationError as error:
-        raise BuffetError(f"{where} is not a row of a sweep: {explain(error)}; {MEND}") from None
+        raise BuffetError(f"{where} is not a row of a sweep: {explain(error)}; {FIX}") from None
     if not parts:
         raise BuffetError(
             f"{where} has no check, as in files of earlier versions: nothing shows that its numbers are those"
@@ -241,7 +232,7 @@ class RowFile:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
             raise BuffetError(
-                f"{self.path}: cannot be written: {error.strerror}; mend that and run the same command"
+                f"{self.path}: cannot be written: {error.strerror}; fix that and run the same command"
                 " again, it continues"
             ) from None
         self._size, self._ended = self._size + len(data), True
@@ -272,13 +263,13 @@ def open_rows(path: Path) -> Iterator[RowFile]:
             ) from None
         except OSError as error:
             raise BuffetError(f"{path}: cannot be locked: {error.strerror}; use a local disk") from None
-        yield RowFile(path, descriptor, _mended(path, descriptor))
+        yield RowFile(path, descriptor, _repaired(path, descriptor))
     finally:
         os.close(descriptor)
 
 
-def _mended(path: Path, descriptor: int) -> Content:
-    """What an open file holds; only once all of it has turned out to be rows its torn end is cut off."""
+def _repaired(path: Path, descriptor: int) -> Content:
+    """What an open file holds; its torn end is cut off, once all the rest has turned out to be rows."""
     try:
         with open(descriptor, "rb", closefd=False) as file:
             found = file.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -13,10 +13,39 @@ from buffet.experiments.rows import Row
 
 GOOD, FAIR = 0.8, 0.5
 """Shares of the attacked radius that count as nearly, and as half, explained."""
+TaskId = tuple[str, str, str, tuple[int, ...]]
+
+
+def task_id(row: Row) -> TaskId:
+    """What a row is about, whichever method answered: model, norm, sentence and the words that move."""
+    return row.model_digest, row.norm, row.sentence, row.words
 
 
 @dataclass(frozen=True)
-class Line:
+class Spread:
+    """Some ratios, and the numbers that describe them; None where there are no ratios."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.values) if self.values else None
+
+    @property
+    def worst(self) -> float | None:
+        return min(self.values, default=None)
+
+    def share(self, least: float) -> float | None:
+        """The share of them that is at least this large."""
+        return sum(value >= least for value in self.values) / len(self.values) if self.values else None
+
+
+@dataclass(frozen=True)
+class MethodSummary:
     """One method on the tasks of one model and norm. None where there is nothing to compare.
 
     Ratios to the reference are over the tasks both answered; those of radii, where the reference's is
@@ -41,53 +70,60 @@ class Line:
     seconds_ratio: float | None
 
 
-Task = tuple[str, tuple[int, ...]]
-
-
-def summarise(rows: Iterable[Row], reference: str = "baseline") -> list[Line]:
+def summarise(rows: Iterable[Row], reference: str = "baseline") -> list[MethodSummary]:
     """One line per model, norm and method, of the rows that searched a radius; in the order of the rows."""
-    groups: dict[tuple[str, str, str], dict[str, dict[Task, Row]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, dict[TaskId, Row]]] = {}
     for row in rows:
         if row.what == "radius":
             methods = groups.setdefault((row.model, row.model_digest, row.norm), {})
-            methods.setdefault(row.method, {})[row.sentence, row.words] = row
+            methods.setdefault(row.method, {})[task_id(row)] = row
     if not groups:
         raise BuffetError("there are no rows with a radius to summarise: what = 'radius' makes them")
-    known = dict.fromkeys(chain.from_iterable(groups.values()))
-    if reference not in known:
-        raise BuffetError(f"no rows of the reference method {reference!r}; there are: {', '.join(known)}")
+    known_method(reference, dict.fromkeys(chain.from_iterable(groups.values())))
     return [
-        _line(model, norm, method, reference, tasks, methods.get(reference, {}))
-        for (model, _, norm), methods in groups.items()
-        for method, tasks in methods.items()
+        _summary(list(tasks.values()), methods.get(reference, {}), reference)
+        for methods in groups.values()
+        for tasks in methods.values()
     ]
 
 
-def _line(
-    model: str, norm: str, method: str, reference: str, tasks: dict[Task, Row], against: dict[Task, Row]
-) -> Line:
-    answered = {task: row for task, row in tasks.items() if row.ok}
-    both = [(row, against[task]) for task, row in answered.items() if task in against and against[task].ok]
-    ratios = [_of(r.certified) / _of(other.certified) for r, other in both if _of(other.certified) > 0]
-    brackets = [_of(r.certified) / _of(r.attacked) for r in answered.values() if _of(r.attacked) > 0]
-    ours, theirs = (sum(_of(pair[side].task_seconds) for pair in both) for side in (0, 1))
-    return Line(
-        model=model,
-        norm=norm,
-        method=method,
+def known_method(reference: str, known: Iterable[str]) -> str:
+    """The method that others are compared with, which must have rows."""
+    if reference not in known:
+        raise BuffetError(f"no rows of the reference method {reference!r}; there are: {', '.join(known)}")
+    return reference
+
+
+def ratios(rows: Iterable[Row], against: dict[TaskId, Row]) -> Spread:
+    """Certified radii as multiples of those of the reference on the same task, where these are above 0."""
+    both = ((row, against[task_id(row)]) for row in rows if row.ok and task_id(row) in against)
+    radii = [(_of(row.certified), _of(other.certified)) for row, other in both if other.ok]
+    return Spread(tuple(ours / theirs for ours, theirs in radii if theirs > 0))
+
+
+def _summary(rows: Sequence[Row], against: dict[TaskId, Row], reference: str) -> MethodSummary:
+    answered = [row for row in rows if row.ok]
+    both = [row for row in answered if (other := against.get(task_id(row))) is not None and other.ok]
+    theirs = sum(_of(against[task_id(row)].task_seconds) for row in both)
+    compared = ratios(answered, against)
+    brackets = Spread(tuple(_of(r.certified) / r.attacked for r in answered if r.attacked))
+    return MethodSummary(
+        model=rows[0].model,
+        norm=rows[0].norm,
+        method=rows[0].method,
         reference=reference,
         tasks=len(answered),
-        failed=len(tasks) - len(answered),
-        compared=len(ratios),
-        mean_ratio=_if_any(statistics.fmean, ratios),
-        median_ratio=_if_any(statistics.median, ratios),
-        worst_ratio=_if_any(min, ratios),
-        bracketed=len(brackets),
-        mean_bracket=_if_any(statistics.fmean, brackets),
-        good_share=_if_any(lambda values: _share(values, GOOD), brackets),
-        fair_share=_if_any(lambda values: _share(values, FAIR), brackets),
-        seconds=sum(_of(row.task_seconds) for row in answered.values()),
-        seconds_ratio=ours / theirs if theirs > 0 else None,
+        failed=len(rows) - len(answered),
+        compared=len(compared.values),
+        mean_ratio=compared.mean,
+        median_ratio=compared.median,
+        worst_ratio=compared.worst,
+        bracketed=len(brackets.values),
+        mean_bracket=brackets.mean,
+        good_share=brackets.share(GOOD),
+        fair_share=brackets.share(FAIR),
+        seconds=sum(_of(row.task_seconds) for row in answered),
+        seconds_ratio=sum(_of(row.task_seconds) for row in both) / theirs if theirs > 0 else None,
     )
 
 
@@ -95,56 +131,30 @@ def _of(value: float | None) -> float:
     return 0.0 if value is None else value
 
 
-def _if_any(function: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
-    return function(values) if values else None
-
-
-def _share(values: Sequence[float], least: float) -> float:
-    return sum(value >= least for value in values) / len(values)
-
-
 HEADER = (
-    "model",
-    "norm",
-    "method",
-    "tasks",
-    "failed",
-    "mean ×",
-    "median ×",
-    "worst ×",
-    "cert./att.",
-    f"≥ {GOOD}",
-    f"≥ {FAIR}",
-    "seconds",
-    "time ×",
+    *("model", "norm", "method", "tasks", "failed", "mean ×", "median ×", "worst ×", "cert./att."),
+    *(f"≥ {GOOD}", f"≥ {FAIR}", "seconds", "time ×"),
 )
 """What the cells of a line are; × are ratios to the reference."""
 
 
-def cells(line: Line) -> tuple[str, ...]:
+def cells(line: MethodSummary) -> tuple[str, ...]:
     """A line as people read it; what speaks for a method is rounded down."""
+    ratio = (line.mean_ratio, line.median_ratio, line.worst_ratio, line.mean_bracket)
     return (
         line.model,
         f"L{line.norm}".replace("inf", "∞"),
         line.method,
         str(line.tasks),
         str(line.failed),
-        *(_floor(value, 3) for value in (line.mean_ratio, line.median_ratio, line.worst_ratio)),
-        _floor(line.mean_bracket, 3),
-        *(
-            "–" if share is None else f"{math.floor(100 * share)} %"
-            for share in (line.good_share, line.fair_share)
-        ),
+        *("–" if value is None else f"{math.floor(value * 1000) / 1000:.3f}" for value in ratio),
+        *("–" if s is None else f"{math.floor(100 * s)} %" for s in (line.good_share, line.fair_share)),
         f"{line.seconds:.1f}",
         "–" if line.seconds_ratio is None else f"{line.seconds_ratio:.2f}",
     )
 
 
-def _floor(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
-
-
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[MethodSummary]) -> str:
     """The lines as a table of Markdown."""
     rule = ["---"] * 3 + ["---:"] * (len(HEADER) - 3)
     return "".join(f"| {' | '.join(row)} |\n" for row in (HEADER, rule, *map(cells, lines)))

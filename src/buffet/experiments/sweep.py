@@ -5,23 +5,28 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from buffet.experiments.config import SweepConfig
-from buffet.experiments.plan import Plan, Setting, Task, Unit, make_plan, parts
+from buffet.experiments.plan import Setting, SweepPlan, SweepTask, WorkUnit, make_plan, parts
 from buffet.experiments.rows import Row, RowFile, open_rows
-from buffet.experiments.work import Finding, Findings, Ground, GroundJob, UnitJob
+from buffet.experiments.work import Ground, GroundJob, Place, TaskAnswer, UnitAnswer, UnitJob
 from buffet.experiments.workers import Done, Failed, Fleet, LocalFleet, Ticket, dispatch
 from buffet.report import Versions
 
+DESCRIBED = ("sentence", "sentence_tokens", "gold", "label", "label_name", "clean_margin", "seed")
+"""What a row says about its setting, in the same words."""
+ANSWERED = tuple(field.name for field in fields(TaskAnswer))
+
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """Where a sweep is; counts are rows."""
 
     total: int
@@ -61,7 +66,7 @@ def sweep(
     fleet: Fleet[Any] | None = None,
     *,
     retry_failed: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SweepProgress], None] | None = None,
 ) -> Outcome:
     """Answer every task of the configuration that has no row in `out` yet.
 
@@ -93,26 +98,27 @@ class _Driver:
     def __init__(
         self,
         config: SweepConfig,
-        plan: Plan,
+        plan: SweepPlan,
         file: RowFile,
         retry_failed: bool,
-        progress: Callable[[Progress], None],
+        progress: Callable[[SweepProgress], None],
         start: float,
     ) -> None:
         self.config, self.plan, self.file, self.progress, self.start = config, plan, file, progress, start
         self.versions = Versions.current()
+        self.place = Place(config.run.memory, config.run.device)
         self.rows = {row.key: row for row in file.rows}
         self.before = {key for unit in plan.units for key in unit.keys if key in self.rows}
         if retry_failed:
             self.before = {key for key in self.before if self.rows[key].ok}
         self.written = self.failed = 0
         self.queue: list[Ticket] = []
-        self.waiting: dict[int, list[tuple[int, Unit]]] = {}  # number of a ground's ticket → what needs it
+        self.waiting: dict[int, list[tuple[int, WorkUnit]]] = {}  # ticket of a ground → what needs it
         self._fill()
 
     def _fill(self) -> None:
         """Queue the open units of every setting, or first its ground if that is not known."""
-        number, run = 0, self.config.run
+        number = 0
         for setting, group in groupby(self.plan.units, key=lambda unit: unit.setting):
             units = list(group)
             numbered = [(number + 1 + place, unit) for place, unit in enumerate(units)]
@@ -122,18 +128,16 @@ class _Driver:
                 ground = self._remembered(units) if question.needs_ground else Ground()
                 if ground is None:
                     self.waiting[number] = pending
-                    job = GroundJob(setting, question, run.memory, run.device)
-                    heapq.heappush(self.queue, Ticket(number, job))
+                    heapq.heappush(self.queue, Ticket(number, GroundJob(setting, question, self.place)))
                 else:
                     self._open(pending, ground)
             number += len(units) + 1
 
-    def _open(self, pending: list[tuple[int, Unit]], ground: Ground) -> None:
+    def _open(self, pending: list[tuple[int, WorkUnit]], ground: Ground) -> None:
         for number, unit in pending:
-            job = UnitJob(unit, ground, self.config.run.memory, self.config.run.device)
-            heapq.heappush(self.queue, Ticket(number, job))
+            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, ground, self.place)))
 
-    def _remembered(self, units: list[Unit]) -> Ground | None:
+    def _remembered(self, units: list[WorkUnit]) -> Ground | None:
         """The ground of a setting, from the rows of a unit that has it for every set of words."""
         words, question = units[0].setting.words, units[0].question
         for unit in units:
@@ -164,7 +168,7 @@ class _Driver:
         assert isinstance(ticket.job, UnitJob)
         self._write(ticket.job.unit, ticket.job.ground, result)
 
-    def _write(self, unit: Unit, ground: Ground, result: Done | Failed) -> None:
+    def _write(self, unit: WorkUnit, ground: Ground, result: Done | Failed) -> None:
         rows = [row for row in self._rows_of(unit, ground, result) if row.key not in self.before]
         self.file.append(rows)
         self.rows |= {row.key: row for row in rows}
@@ -172,15 +176,16 @@ class _Driver:
         self.failed += sum(not row.ok for row in rows)
         self.report()
 
-    def _rows_of(self, unit: Unit, ground: Ground, result: Done | Failed) -> list[Row]:
+    def _rows_of(self, unit: WorkUnit, ground: Ground, result: Done | Failed) -> list[Row]:
         answer = result.answer if isinstance(result, Done) else None
-        assert answer is None or isinstance(answer, Findings)
-        tasks = unit.tasks
-        findings: tuple[Finding | None, ...] = answer.tasks if answer else (None,) * len(tasks)
+        assert answer is None or isinstance(answer, UnitAnswer)
+        setting, tasks = unit.setting, unit.tasks
         seconds = answer.seconds if answer else None
-        place = {words: i for i, words in enumerate(unit.setting.words)}
         common = {
-            **_described(unit.setting),
+            **{name: getattr(setting, name) for name in DESCRIBED},
+            "model": setting.model.name,
+            "model_digest": setting.model.digest,
+            "norm": setting.norm_name,
             "status": result.status if isinstance(result, Failed) else "ok",
             "reason": result.reason if isinstance(result, Failed) else ground.trouble,
             "method": unit.title,
@@ -195,67 +200,46 @@ class _Driver:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": self.versions,
         }
-        return [
-            Row.model_validate(
-                {"key": key, **common, **_found(unit.setting, task, finding, ground, place[task.words])}
-            )
-            for key, task, finding in zip(unit.keys, tasks, findings, strict=True)
-        ]
+        place = {words: i for i, words in enumerate(setting.words)}
+        answers = answer.tasks if answer else (None,) * len(tasks)
+        rows = []
+        for key, task, found in zip(unit.keys, tasks, answers, strict=True):
+            own = _found(setting, task, found, ground, place[task.words])
+            rows.append(Row.model_validate({"key": key, **common, **own}))
+        return rows
 
     def report(self) -> None:
         seconds = time.monotonic() - self.start
-        self.progress(Progress(self.plan.tasks, len(self.before), self.written, self.failed, seconds))
+        self.progress(SweepProgress(self.plan.tasks, len(self.before), self.written, self.failed, seconds))
 
     def outcome(self) -> Outcome:
         rows = [self.rows[key] for unit in self.plan.units for key in unit.keys]
-        reasons: dict[str, int] = {}
-        for row in rows:
-            if row.reason is not None:
-                reasons[row.reason] = reasons.get(row.reason, 0) + 1
+        reasons = Counter(row.reason for row in rows if row.reason is not None)
         return Outcome(
             rows=self.file.path,
             tasks=self.plan.tasks,
             already=len(self.before),
             written=self.written,
             failed=sum(not row.ok for row in rows),
-            reasons=tuple(sorted(reasons.items(), key=lambda entry: -entry[1])),
+            reasons=tuple(reasons.most_common()),
             seconds=time.monotonic() - self.start,
             notes=self.plan.notes,
         )
 
 
-def _described(setting: Setting) -> dict[str, object]:
-    """What a row says about its setting."""
-    return {
-        "model": setting.model.name,
-        "model_digest": setting.model.digest,
-        "sentence": setting.sentence,
-        "sentence_tokens": setting.tokens,
-        "gold": setting.gold,
-        "label": setting.label,
-        "label_name": setting.label_name,
-        "clean_margin": setting.clean_margin,
-        "norm": setting.norm_name,
-        "seed": setting.seed,
-    }
-
-
 def _found(
-    setting: Setting, task: Task, finding: Finding | None, ground: Ground, place: int
+    setting: Setting, task: SweepTask, answer: TaskAnswer | None, ground: Ground, place: int
 ) -> dict[str, object]:
     """What a row says about its task."""
-    attacked = ground.attacked[place] if ground.attacked else None
+    found = asdict(answer) if answer else {**dict.fromkeys(ANSWERED), "eps": task.eps}
     return {
+        **found,
+        "margin": _finite(found["margin"]),
         "words": task.words,
-        "tokens": tuple(setting.tokens[i] for i in task.words),
-        "eps": finding.eps if finding else task.eps,
+        "tokens": tuple(setting.sentence_tokens[i] for i in task.words),
         "share": task.share,
         "reference": ground.reference[place] if ground.reference else None,
-        "attacked": _finite(attacked),
-        "certified": finding.certified if finding else None,
-        "verdict": finding.verdict if finding else None,
-        "margin": _finite(finding.margin) if finding else None,
-        "evaluations": finding.evaluations if finding else None,
+        "attacked": _finite(ground.attacked[place] if ground.attacked else None),
     }
 
 

@@ -6,63 +6,37 @@ import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Engine
 from buffet.errors import BuffetError
-from buffet.experiments.plan import ModelSource, Question, Setting, Unit, model_digest
+from buffet.experiments.plan import ModelSource, Question, Setting, WorkUnit, model_digest
 from buffet.loading import Model, load
+from buffet.methods import Method
 from buffet.regions import LpBall
+from buffet.results import Radius
 from buffet.search.radius import radius
 from buffet.system.devices import device_named
 from buffet.verification.verify import verify
+
+Radii = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Ground:
     """What all methods of a setting have in common, one entry per set of words."""
 
-    attacked: tuple[float, ...] | None = None  # radii, infinite where nothing was found
+    attacked: Radii | None = None  # infinite where nothing was found
     attack_seconds: float | None = None
-    reference: tuple[float, ...] | None = None  # radii certified by the reference method
+    reference: Radii | None = None  # certified by the reference method
     trouble: str | None = None  # why there is no more
 
 
 @dataclass(frozen=True)
-class GroundJob:
-    """Find the ground of a setting."""
-
-    setting: Setting
-    question: Question
-    memory: int | None
-    device: str = "cpu"
-
-    def run(self) -> Ground:
-        model, region = _model(self.setting.model, self.device), _region(self.setting, self.device)
-        attacked, seconds, reference = None, None, None
-        if self.question.attack:
-            start = time.perf_counter()
-            settings = AttackSettings(seed=self.setting.seed)
-            found = attacked_radius(model.program64, region, self.setting.label, settings)
-            attacked, seconds = tuple(found.tolist()), time.perf_counter() - start
-        if self.question.reference is not None:
-            certified = radius(
-                model,
-                region,
-                self.question.reference,
-                label=self.setting.label,
-                attack=False,
-                attacked=attacked,
-                engine=Engine(memory=self.memory),
-            )
-            reference = tuple(task.certified for task in certified.tasks)
-        return Ground(attacked, seconds, reference)
-
-
-@dataclass(frozen=True)
-class Finding:
+class TaskAnswer:
     """The answer to one task."""
 
     certified: float
@@ -73,61 +47,97 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Findings:
+class UnitAnswer:
     """The answers to all tasks of a unit, in their order."""
 
-    tasks: tuple[Finding, ...]
+    tasks: tuple[TaskAnswer, ...]
     seconds: float  # spent on proofs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job runs, and how many bytes its bounds may take there."""
+
+    memory: int | None = None
+    device: str = "cpu"
+
+    def model(self, source: ModelSource) -> Model:
+        return _model(source, self.device)
+
+    def radii(self, setting: Setting, method: Method, attacked: Radii | None, **search: Any) -> Radius:
+        """The certified radii of a setting, whose attacked ones are known if any are."""
+        model = self.model(setting.model)
+        region, engine = region_of(model, setting, setting.words), Engine(memory=self.memory)
+        return radius(
+            model,
+            region,
+            method,
+            label=setting.label,
+            attack=False,
+            attacked=attacked,
+            engine=engine,
+            **search,
+        )
+
+
+@dataclass(frozen=True)
+class GroundJob:
+    """Find the ground of a setting."""
+
+    setting: Setting
+    question: Question
+    place: Place
+
+    def run(self) -> Ground:
+        setting, attacked, seconds, reference = self.setting, None, None, None
+        if self.question.attack:
+            model, start = self.place.model(setting.model), time.perf_counter()
+            region = region_of(model, setting, setting.words)
+            found = attacked_radius(model.program64, region, setting.label, AttackSettings(seed=setting.seed))
+            attacked, seconds = tuple(found.tolist()), time.perf_counter() - start
+        if self.question.reference is not None:
+            certified = self.place.radii(setting, self.question.reference, attacked)
+            reference = tuple(task.certified for task in certified.tasks)
+        return Ground(attacked, seconds, reference)
 
 
 @dataclass(frozen=True)
 class UnitJob:
     """Answer the tasks of a unit."""
 
-    unit: Unit
+    unit: WorkUnit
     ground: Ground
-    memory: int | None
-    device: str = "cpu"
+    place: Place
 
-    def run(self) -> Findings:
+    def run(self) -> UnitAnswer:
         return self._radii() if self.unit.question.what == "radius" else self._verdicts()
 
-    def _radii(self) -> Findings:
-        setting, question = self.unit.setting, self.unit.question
-        found = radius(
-            _model(setting.model, self.device),
-            _region(setting, self.device),
-            self.unit.method,
-            label=setting.label,
-            search=question.search,
-            tolerance=question.tolerance,
-            attack=False,
-            attacked=self.ground.attacked,
-            engine=Engine(memory=self.memory),
-        )
+    def _radii(self) -> UnitAnswer:
+        unit, asked = self.unit, self.unit.question
+        search = {"search": asked.search, "tolerance": asked.tolerance}
+        found = self.place.radii(unit.setting, unit.method, self.ground.attacked, **search)
         tasks = tuple(
-            Finding(t.certified, t.margin, t.evaluations, "certified" if t.certified > 0 else "unknown")
+            TaskAnswer(t.certified, t.margin, t.evaluations, "certified" if t.certified > 0 else "unknown")
             for t in found.tasks
         )
-        return Findings(tasks, found.seconds)
+        return UnitAnswer(tasks, found.seconds)
 
-    def _verdicts(self) -> Findings:
+    def _verdicts(self) -> UnitAnswer:
         setting, tasks = self.unit.setting, self.unit.tasks
         sizes = [task.eps for task in tasks]
         if self.ground.reference is not None:
             radii = dict(zip(setting.words, self.ground.reference, strict=True))
             sizes = [radii[task.words] * (task.share or 0.0) for task in tasks]
         attacked = dict(zip(setting.words, self.ground.attacked or (), strict=False))
-        model = _model(setting.model, self.device)
-        region = LpBall(model.embed(setting.sentence), [list(task.words) for task in tasks], setting.norm)
+        model = self.place.model(setting.model)
         found = verify(
             model,
-            region,
+            region_of(model, setting, tuple(task.words for task in tasks)),
             torch.tensor(sizes, dtype=torch.float64),
             self.unit.method,
             label=setting.label,
             falsify=False,
-            engine=Engine(memory=self.memory),
+            engine=Engine(memory=self.place.memory),
         )
         answers = []
         for task, eps, verdict, margins in zip(tasks, sizes, found.verdicts, found.margins, strict=True):
@@ -136,8 +146,8 @@ class UnitJob:
             if verdict == "unknown" and attacked.get(task.words, math.inf) <= eps:
                 verdict = "falsified"
             certified = eps if verdict == "certified" else 0.0
-            answers.append(Finding(certified, float(margins.min()), 1, verdict, eps))
-        return Findings(tuple(answers), found.seconds)
+            answers.append(TaskAnswer(certified, float(margins.min()), 1, verdict, eps))
+        return UnitAnswer(tuple(answers), found.seconds)
 
 
 @lru_cache(maxsize=2)
@@ -149,6 +159,6 @@ def _model(source: ModelSource, device: str) -> Model:
     return model.to(device_named(device))
 
 
-def _region(setting: Setting, device: str) -> LpBall:
-    x = _model(setting.model, device).embed(setting.sentence)
-    return LpBall(x, [list(words) for words in setting.words], setting.norm)
+def region_of(model: Model, setting: Setting, words: tuple[tuple[int, ...], ...]) -> LpBall:
+    """The ball around the sentence of a setting in which each of the sets of words moves."""
+    return LpBall(model.embed(setting.sentence), [list(each) for each in words], setting.norm)

@@ -21,19 +21,19 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import cores
 
 STILLBORN = 3
-"""Workers that may die one after the other before they are ready: after that, none will live."""
+"""Workers that may die one after the other before they are ready: after that, none is expected to survive."""
 PATIENCE = 1.0
 """Seconds between two looks at how many workers there may be."""
 
 
 @runtime_checkable
 class Job(Protocol):
-    """Something to do, in whatever process: it can be pickled, and so can its answer."""
+    """Something to do, in any process: it can be pickled, and so can its answer."""
 
     def run(self) -> object:
         """The answer; the same in every process."""
@@ -202,7 +202,7 @@ def execute(job: Job) -> Done | Failed:
     except BuffetError as error:
         return Failed(str(error))
     except Exception as error:
-        return Failed(" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return Failed(one_line(f"{type(error).__name__}: {error}", 500))
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +260,7 @@ def _receive(worker: LocalWorker) -> News:
 
 
 def serve(line: Connection, threads: int) -> None:
-    """The life of a local worker: do one job after the other until nobody is at the other end."""
+    """What a local worker does: one job after the other, until the other end of the line is closed."""
     # The driver decides what an interrupt means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()

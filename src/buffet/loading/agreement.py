@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,15 +16,12 @@ from buffet.loading.config import ModelConfig
 TOLERANCE = 1e-4  # of the largest logit, or of 1 where that is smaller
 SENTENCES, TOKENS = 4, 12
 Ids = Int[Tensor, "sentences tokens"]
-# Token ids, token types (None: there are none) and mask (None: no padding) -> logits
-Classifier = Callable[[Ids, Ids | None, Bool[Tensor, "sentences tokens"] | None], Tensor]
+Inputs = tuple[Ids, Ids | None, Bool[Tensor, "sentences tokens"] | None]
+"""Token ids, token types (None: there are none) and mask (None: no padding)."""
 
 
-def check_agreement(config: ModelConfig, program: Classifier, source: Classifier, where: str) -> float:
-    """The largest difference between the logits of a program and of its source; too large a one is refused.
-
-    Compared on random token sequences, whole and cut to different lengths by a padding mask.
-    """
+def random_inputs(config: ModelConfig) -> Iterator[Inputs]:
+    """Random token sequences to compare two networks on: whole, and cut to different lengths by a mask."""
     generator = torch.Generator().manual_seed(0)
     shape = (SENTENCES, min(TOKENS, config.max_position_embeddings))
     ids = torch.randint(0, config.vocab_size, shape, generator=generator)
@@ -34,15 +31,10 @@ def check_agreement(config: ModelConfig, program: Classifier, source: Classifier
     types = None
     if config.type_vocab_size > 1:
         types = torch.randint(0, config.type_vocab_size, shape, generator=generator)
+    yield ids, types, None
     lengths = torch.linspace(1, shape[1], SENTENCES).long()
     mask = torch.arange(shape[1]) < lengths[:, None]
-    padded = ids.where(mask, torch.tensor(padding or 0))
-    worst = 0.0
-    for tokens, keep in ((ids, None), (padded, mask)):
-        worst = max(
-            worst, largest_difference(program(tokens, types, keep), source(tokens, types, keep), where)
-        )
-    return worst
+    yield ids.where(mask, torch.tensor(padding or 0)), types, mask
 
 
 def largest_difference(got: Tensor, expected: Tensor, where: str) -> float:

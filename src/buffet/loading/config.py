@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from buffet.errors import show
 
 # How a configuration spells an activation -> its name in `functions.FUNCTIONS`.
 ACTIVATIONS = {
@@ -24,7 +26,7 @@ ACTIVATIONS = {
 # attempt to allocate it.
 Width = Annotated[int, Field(ge=1, le=65_536, strict=True)]
 Layers = Annotated[int, Field(ge=1, le=1_000, strict=True)]
-Rows = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+TableSize = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Classes = Annotated[int, Field(ge=2, le=100_000, strict=True)]
 Small = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -50,14 +52,14 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     model_type: Literal["bert"] = "bert"
-    vocab_size: Rows
+    vocab_size: TableSize
     hidden_size: Width
     num_hidden_layers: Layers
     num_attention_heads: Width
     intermediate_size: Width
     hidden_act: str = "gelu"
-    max_position_embeddings: Rows = 512
-    type_vocab_size: Rows = 2
+    max_position_embeddings: TableSize = 512
+    type_vocab_size: TableSize = 2
     layer_norm_eps: Small = 1e-12
     pad_token_id: Annotated[int, Field(ge=0, strict=True)] | None = 0
     num_labels: Classes = 2
@@ -90,7 +92,7 @@ class ModelConfig(BaseModel):
     def _consistent(self) -> ModelConfig:
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(
-                f"hidden_act {show(self.hidden_act)} is not supported; supported: {listed(ACTIVATIONS)}"
+                f"hidden_act {show(self.hidden_act)} is not supported; supported: {', '.join(ACTIVATIONS)}"
             )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
@@ -172,30 +174,3 @@ class ModelConfig(BaseModel):
             dense("bert.pooler.dense", width, width)
         dense("classifier", self.num_labels, width)
         return shapes
-
-
-def explain(error: ValidationError) -> str:
-    """The first complaint of a pydantic validation, in one line: which value, what it was, what is wrong."""
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("constrained"))
-    if first["type"] == "missing":
-        return f"{key} is missing"
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{key} is {show(first['input'])}: {message}"
-
-
-def show(value: object) -> str:
-    text = one_line(repr(value))
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def one_line(value: object, limit: int = 300) -> str:
-    """The text without line breaks, cut where it is too long to be read."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def listed(names: Any) -> str:
-    return ", ".join(names)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import ModelConfig, explain, listed, one_line, show
+from buffet.errors import BuffetError, one_line, show, validated
+from buffet.loading.config import ModelConfig
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
@@ -123,16 +122,10 @@ class Architecture:
     @classmethod
     def of(cls, raw: Any, where: str) -> Architecture:
         """What a configuration with the keys of its own family says; `where` names it in a refusal."""
-        try:
-            family = _family(raw)
-            merged = {**family.defaults, **{family.keys.get(key, key): value for key, value in raw.items()}}
-            config = ModelConfig.model_validate({**merged, **family.facts, "model_type": "bert"})
-            architecture = cls(config, family, raw.get("model_type", "bert"))
-        except ValidationError as error:
-            raise BuffetError(f"{where}: {explain(error)}") from None
-        except ValueError as error:
-            raise BuffetError(f"{where}: {error}") from None
-        return architecture._without_padding_rows(where)
+        family = _family(raw, where)
+        merged = {**family.defaults, **{family.keys.get(key, key): value for key, value in raw.items()}}
+        config = validated(ModelConfig, {**merged, **family.facts, "model_type": "bert"}, where)
+        return cls(config, family, raw.get("model_type", "bert"))._without_padding_rows(where)
 
     def _without_padding_rows(self, where: str) -> Architecture:
         rows = self.config.max_position_embeddings - self.skipped
@@ -175,21 +168,23 @@ class Architecture:
         return {name: complete[name] for name in self.config.shapes()}
 
 
-def _family(raw: Any) -> Family:
-    """The family a configuration belongs to, or a `ValueError` that says what it is instead."""
+def _family(raw: Any, where: str) -> Family:
+    """The family a configuration belongs to; what belongs to none is refused, with what it is instead."""
     if not isinstance(raw, dict):
-        raise ValueError(f"expected an object with the keys of a BERT configuration, got {show(raw)}")
+        raise BuffetError(
+            f"{where}: expected an object with the keys of a BERT configuration, got {show(raw)}"
+        )
     model_type = raw.get("model_type", "bert")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         kind = next((kind for kind, names in FOREIGN.items() if model_type in names.split()), None)
         found = f"model_type {show(model_type)}" + (f" ({kind})" if kind else "")
-        raise ValueError(f"{found} is not supported; supported: {listed(FAMILIES)}")
+        raise BuffetError(f"{where}: {found} is not supported; supported: {', '.join(FAMILIES)}")
     classes = raw.get("architectures") or []
     if classes and not any(
         name.endswith(("ForSequenceClassification", "Model")) for name in names_in(classes)
     ):
-        raise ValueError(
-            f"architectures is {show(classes)}: only sequence classifiers are supported, "
+        raise BuffetError(
+            f"{where}: architectures is {show(classes)}: only sequence classifiers are supported, "
             "such as BertForSequenceClassification"
         )
     return FAMILIES[model_type]

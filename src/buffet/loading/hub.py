@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 from buffet.loading.families import read_architecture
 from buffet.loading.vocabulary import KINDS
 

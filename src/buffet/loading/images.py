@@ -14,15 +14,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.loading.agreement import as_float32, largest_difference
-from buffet.loading.config import one_line
 from buffet.loading.model import Model
 from buffet.loading.tokenizer import Encoding
 from buffet.loading.vision import ImageConfig
 from buffet.regions import Box
 
-DIGITS = "digits:"
+DIGIT = "digits:"
 """What the name of one of scikit-learn's digits starts with; its number follows."""
 Image = str | Path | Tensor | np.ndarray
 Pixels = Float[Tensor, "channels height width"]
@@ -99,7 +98,7 @@ def pixel_box(x: Float[Tensor, "tokens width"], words: Int[Tensor, "tasks moved"
 
 def read_pixels(image: Image, channels: int) -> Pixels:
     """The pixels of an image in [0, 1], float32."""
-    if isinstance(image, str) and image.startswith(DIGITS):
+    if isinstance(image, str) and image.startswith(DIGIT):
         pixels = _digit(image)
     elif isinstance(image, str | Path):
         pixels = _picture(Path(image), channels)
@@ -131,7 +130,7 @@ def _picture(path: Path, channels: int) -> Tensor:
                 pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
     except FileNotFoundError:
         raise BuffetError(f"{path}: no such picture") from None
-    except Exception as error:  # of a broken picture Pillow raises whatever comes to its mind
+    except Exception as error:  # Pillow raises nearly anything for a broken picture
         raise BuffetError(f"{path}: not a picture that can be read: {one_line(error)}") from None
     array = torch.from_numpy(pixels.copy())
     return array if channels == 1 else array.movedim(-1, 0)
@@ -139,9 +138,9 @@ def _picture(path: Path, channels: int) -> Tensor:
 
 def _digit(name: str) -> Tensor:
     images, _ = read_digits()
-    index = name.removeprefix(DIGITS)
+    index = name.removeprefix(DIGIT)
     if not re.fullmatch(r"[0-9]{1,6}", index) or int(index) >= len(images):
-        raise BuffetError(f"{name}: give the number of a digit, {DIGITS}0 to {DIGITS}{len(images) - 1}")
+        raise BuffetError(f"{name}: give the number of a digit, {DIGIT}0 to {DIGIT}{len(images) - 1}")
     return images[int(index)]
 
 

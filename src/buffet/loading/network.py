@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from buffet.loading.config import ModelConfig
-from buffet.loading.vision import CLASS_TOKEN, PATCHES, POSITIONS, ImageConfig
+from buffet.loading.vision import CLASS_TOKEN, PATCH_POSITIONS, PATCHES, ImageConfig
 from buffet.network import Add, Apply, Builder, Diagonal, First, Mean, Offset, Program
 
 
@@ -80,7 +80,7 @@ class _Network(Builder):
         weight = weight.flatten(1)
         if config.image_mean is not None:
             bias = bias - weight @ weight.new_tensor(config.image_mean).repeat_interleave(pixels)
-        offset = self.tensors[POSITIONS][0].clone()
+        offset = self.tensors[PATCH_POSITIONS][0].clone()
         offset[0] = offset[0] + self.tensors[CLASS_TOKEN][0, 0] - bias
         return self.add(Offset(offset), self.affine(self.input, weight, bias))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from buffet.errors import BuffetError
-from buffet.loading.agreement import as_float32, check_agreement
-from buffet.loading.config import ModelConfig, one_line
+from buffet.errors import BuffetError, one_line
+from buffet.loading.agreement import as_float32, largest_difference, random_inputs
+from buffet.loading.config import ModelConfig
 from buffet.loading.directories import locate
 from buffet.loading.families import Architecture, read_architecture, read_json
 from buffet.loading.images import ImageModel, check_images
@@ -34,7 +34,7 @@ def load(
 ) -> Model:
     """The model of `source`, the embedded default when nothing is given. `source` is one of
 
-    * the name of an embedded model (it goes before a directory of the same name: write ``./name`` for that);
+    * the name of an embedded model (for a directory of the same name write ``./name``);
     * a directory with config.json, weights (model.safetensors or pytorch_model.bin, or their shards) and
       tokenizer (tokenizer.json, vocab.txt, or vocab.json and merges.txt);
     * ``owner/model``, an id of the Hugging Face Hub (extra ``hf``);
@@ -44,7 +44,7 @@ def load(
     A vision transformer (in Hugging Face's words or in timm's) becomes an `ImageModel`, whose `embed` takes
     an image instead of a text.
 
-    `tokenizer`, a directory or an object of `tokenizers` or `transformers`, goes before the one in the
+    `tokenizer`, a directory or an object of `tokenizers` or `transformers`, replaces the one in the
     directory; a module without one takes embedding rows but no texts. A module in memory is run beside the
     program made of it, and refused if their logits differ by more than 1e-4. So is a directory, where
     `transformers` is installed and can run it; with ``check=True`` it has to, with ``check=False`` it is not
@@ -53,27 +53,19 @@ def load(
     """
     if isinstance(source, nn.Module):
         return _from_module(source, tokenizer)
-    if check:
-        return checked(source, tokenizer=tokenizer)[0]
     name, directory = locate(source)
     model = _read(name, directory, tokenizer)
-    if check is None and find_spec("transformers") and _is_known(model.config):
-        _compare_if_it_runs(model, directory)
+    if check or (check is None and find_spec("transformers") and _is_known(model.config)):
+        try:
+            _difference(model, directory)
+        except _CannotRunError:  # transformers is choosier about files, and about what it computes
+            if check:
+                raise
     return model
 
 
-def _compare_if_it_runs(model: Model, directory: Path) -> None:
-    """Refuse a model whose logits differ from those of `transformers`, should that be able to run it."""
-    try:
-        module = _transformers(directory, model.config)
-    except Exception:  # it has its own mind about files
-        return
-    try:
-        _compare(model, module, str(directory))
-    except BuffetError:
-        raise
-    except Exception:  # and about what it can compute
-        return
+class _CannotRunError(BuffetError):
+    """`transformers` cannot run a model that we can."""
 
 
 def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tuple[Model, float]:
@@ -83,12 +75,16 @@ def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tu
     """
     name, directory = locate(source)
     model = _read(name, directory, tokenizer)
+    return model, _difference(model, directory)
+
+
+def _difference(model: Model, directory: Path) -> float:
     try:
-        return model, _compare(model, _transformers(directory, model.config), str(directory))
+        return _compare(model, _transformers(directory, model.config), str(directory))
     except BuffetError:
         raise
     except Exception as error:  # whatever goes wrong in there
-        raise BuffetError(f"{directory}: transformers cannot run it: {one_line(error)}") from None
+        raise _CannotRunError(f"{directory}: transformers cannot run it: {one_line(error)}") from None
 
 
 def _read(name: str, directory: Path, tokenizer: object) -> Model:
@@ -150,17 +146,21 @@ def _compare(model: Model, module: nn.Module, where: str) -> float:
     if isinstance(model, ImageModel):
         return check_images(model, module, where)
 
-    def program(ids: Tensor, types: Tensor | None, mask: Tensor | None) -> Tensor:
-        return model.logits(model.embeddings.rows(ids, types), mask)
-
-    def source(ids: Tensor, types: Tensor | None, mask: Tensor | None) -> Tensor:
-        if isinstance(ready, EncoderClassifier):
-            return ready(ids, mask)
-        given = {"attention_mask": mask, "token_type_ids": types}
-        return ready(ids, **{key: value for key, value in given.items() if value is not None}).logits
-
     with as_float32(module) as ready:
-        return check_agreement(model.config, program, source, where)
+        return max(
+            largest_difference(
+                model.logits(model.embeddings.rows(ids, types), mask), _logits(ready, ids, types, mask), where
+            )
+            for ids, types, mask in random_inputs(model.config)
+        )
+
+
+def _logits(module: nn.Module, ids: Tensor, types: Tensor | None, mask: Tensor | None) -> Tensor:
+    """What a classifier in memory computes."""
+    if isinstance(module, EncoderClassifier):
+        return module(ids, mask)
+    given = {"attention_mask": mask, "token_type_ids": types}
+    return module(ids, **{key: value for key, value in given.items() if value is not None}).logits
 
 
 def _is_known(config: ModelConfig) -> bool:
@@ -179,7 +179,7 @@ def _transformers(directory: Path, config: ModelConfig) -> nn.Module:
     try:
         from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
     except ImportError:
-        raise BuffetError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
+        raise _CannotRunError("check=True runs the model in transformers: pip install 'buffet[hf]'") from None
     images = isinstance(config, ImageConfig)
     kind = AutoModelForImageClassification if images else AutoModelForSequenceClassification
     with _quiet_transformers():

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,8 +15,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 
 MOST_IDS = 10_000_000
 SILENCE = threading.RLock()
@@ -47,6 +46,11 @@ class Encoding:
     types: tuple[int, ...]
     special: tuple[bool, ...]
     unknown: tuple[bool, ...]
+
+    @property
+    def words(self) -> list[int]:
+        """The rows of words of the vocabulary: neither special tokens nor unknown words."""
+        return [i for i, skip in enumerate(map(max, self.special, self.unknown)) if not skip]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +91,14 @@ class Tokenizer:
             bool(added) or index in self.special_ids
             for added, index in zip(raw.special_tokens_mask, raw.ids, strict=True)
         ]
-        unknown = [
-            index == self.unknown_id and not added for index, added in zip(raw.ids, special, strict=True)
-        ]
+        unknown = [i == self.unknown_id and not added for i, added in zip(raw.ids, special, strict=True)]
         if all(special):
             raise BuffetError("the text has no words: give at least one word")
-        if all(u or s for u, s in zip(unknown, special, strict=True)):
-            raise BuffetError(f"no word of the text is in the model's vocabulary: {_shorten(text)!r}")
-        return Encoding(
-            tuple(raw.tokens), tuple(raw.ids), tuple(raw.type_ids), tuple(special), tuple(unknown)
-        )
+        tokens, ids, types = tuple(raw.tokens), tuple(raw.ids), tuple(raw.type_ids)
+        encoding = Encoding(tokens, ids, types, tuple(special), tuple(unknown))
+        if not encoding.words:
+            raise BuffetError(f"no word of the text is in the model's vocabulary: {one_line(text, 60)!r}")
+        return encoding
 
     @property
     def size(self) -> int:
@@ -166,15 +168,17 @@ def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizer
     words = [word for _, word in ranked if word not in SPECIAL][: max(size - len(SPECIAL), 0)]
     vocabulary = {word: index for index, word in enumerate((*SPECIAL, *words))}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = splitter
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    return framed(tokenizer, SPECIAL)
+
+
+def framed(
+    tokenizer: tokenizers.Tokenizer, special: Sequence[str], first: str = "[CLS]", last: str = "[SEP]"
+) -> tokenizers.Tokenizer:
+    """The tokenizer with its special tokens marked, and one put before and one after every sentence."""
+    tokenizer.add_special_tokens(list(special))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+        single=f"{first} $A {last}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in {first, last}],
     )
     return tokenizer
-
-
-def _shorten(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import Flag, ModelConfig, Width, explain, show
+from buffet.errors import BuffetError, show, validated
+from buffet.loading.config import Flag, ModelConfig, Width
 from buffet.loading.families import Architecture, Family, Rules, names_in, read_json
 
 PATCHES = "vit.embeddings.patch_embeddings.projection"
 CLASS_TOKEN = "vit.embeddings.cls_token"
-POSITIONS = "vit.embeddings.position_embeddings"
+PATCH_POSITIONS = "vit.embeddings.position_embeddings"
 QKV = ".attention.self.qkv."
 MOST_CHANNELS = 65_536
 Channels = tuple[Annotated[float, Field(allow_inf_nan=False, strict=True)], ...]
@@ -90,7 +90,7 @@ class ImageConfig(ModelConfig):
             f"{PATCHES}.weight": (width, self.num_channels, patch, patch),
             f"{PATCHES}.bias": (width,),
             CLASS_TOKEN: (1, 1, width),
-            POSITIONS: (1, self.tokens, width),
+            PATCH_POSITIONS: (1, self.tokens, width),
             **encoder,
             **{f"{norm}.{name}": (width,) for norm in self.norms for name in statistics},
         }
@@ -117,7 +117,7 @@ HUGGING_FACE = Family(
 TIMM = Family(
     names=(
         (r"^cls_token$", CLASS_TOKEN),
-        (r"^pos_embed$", POSITIONS),
+        (r"^pos_embed$", PATCH_POSITIONS),
         (r"^patch_embed\.proj\.", f"{PATCHES}."),
         (r"^blocks\.(\d+)\.", r"bert.encoder.layer.\1."),
         (r"\.norm1\.", ".attention.output.LayerNorm."),
@@ -191,11 +191,9 @@ def image_architecture(
     family = TIMM if _is_timm(raw) else HUGGING_FACE
     try:
         values = _from_timm(raw, shapes) if family is TIMM else _from_hugging_face(raw)
-        config = ImageConfig.model_validate(values)
-    except ValidationError as error:
-        raise BuffetError(f"{where}: {explain(error)}") from None
     except (ValueError, KeyError) as error:
         raise BuffetError(f"{where}: {error}") from None
+    config = validated(ImageConfig, values, where)
     return ImageArchitecture(config, family, config.model_type)
 
 
@@ -230,7 +228,7 @@ def _last(size: Any) -> Any:
 
 
 def _from_timm(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """timm's name of an architecture stands for sizes that the tensors tell; heads are 64 wide."""
+    """timm names an architecture; its sizes are read off the tensors, and heads are 64 wide."""
     if (pool := raw.get("global_pool", "token")) != "token":
         raise ValueError(f"global_pool is {show(pool)}: only classifiers that read the class token")
     missing = {"cls_token", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "head.weight"} - set(shapes)

@@ -1,4 +1,4 @@
-"""Tokenizers of others: `tokenizer.json`, the vocabularies from before it, or objects in memory."""
+"""Other people's tokenizers: `tokenizer.json`, the vocabularies from before it, or objects in memory."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers
 
-from buffet.errors import BuffetError
-from buffet.loading.config import show
+from buffet.errors import BuffetError, show
 from buffet.loading.families import read_json
-from buffet.loading.tokenizer import Tokenizer, guarded
+from buffet.loading.tokenizer import Tokenizer, framed, guarded
 
-Settings = dict[str, Any]
+TokenizerSettings = dict[str, Any]
 # The part every special token plays, by its key in tokenizer_config.json, where the file does not say.
-WORDPIECE = {
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "unk_token": "[UNK]",
-    "pad_token": "[PAD]",
-    "mask_token": "[MASK]",
-}
-BYTE_PAIRS = {
-    "cls_token": "<s>",
-    "sep_token": "</s>",
-    "unk_token": "<unk>",
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-}
+ROLES = ("cls_token", "sep_token", "unk_token", "pad_token", "mask_token")
+WORDPIECE = dict(zip(ROLES, ("[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"), strict=True))
+BYTE_PAIRS = dict(zip(ROLES, ("<s>", "</s>", "<unk>", "<pad>", "<mask>"), strict=True))
 
 
 def read_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
@@ -68,10 +56,6 @@ def _fitting(tokenizer: Tokenizer, vocab_size: int, where: str) -> Tokenizer:
     return tokenizer
 
 
-def _from_json(path: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(path))
-
-
 def _word_pieces(path: Path) -> tokenizers.Tokenizer:
     """BERT's own: a word per line of vocab.txt, lower case unless tokenizer_config.json says otherwise."""
     settings = _settings(path.parent, WORDPIECE)
@@ -99,9 +83,9 @@ def _byte_pairs(path: Path) -> tokenizers.Tokenizer:
     return _with_special(tokenizer, settings, BYTE_PAIRS, path)
 
 
-def _settings(directory: Path, special: dict[str, str]) -> Settings:
+def _settings(directory: Path, special: dict[str, str]) -> TokenizerSettings:
     """tokenizer_config.json over special_tokens_map.json over the defaults; special tokens as plain text."""
-    settings: Settings = dict(special)
+    settings: TokenizerSettings = dict(special)
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path := directory / name).is_file():
             content = read_json(path)
@@ -115,9 +99,9 @@ def _settings(directory: Path, special: dict[str, str]) -> Settings:
 
 
 def _with_special(
-    tokenizer: tokenizers.Tokenizer, settings: Settings, special: dict[str, str], path: Path
+    tokenizer: tokenizers.Tokenizer, settings: TokenizerSettings, special: dict[str, str], path: Path
 ) -> tokenizers.Tokenizer:
-    """The tokenizer with its special tokens marked, and one put before and one after every sentence."""
+    """The tokenizer with the special tokens of its settings, as far as it has them."""
     first, last = settings["cls_token"], settings["sep_token"]
     for token in (first, last):
         if tokenizer.token_to_id(token) is None:
@@ -126,17 +110,12 @@ def _with_special(
     if extra.is_file() and (new := [t for t in read_json(extra) if tokenizer.token_to_id(t) is None]):
         raise BuffetError(f"{extra}: adds {new[0]!r}; save the tokenizer as tokenizer.json to have it read")
     present = (settings[key] for key in special if tokenizer.token_to_id(settings[key]) is not None)
-    tokenizer.add_special_tokens(sorted(set(present)))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A {last}",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in {first, last}],
-    )
-    return tokenizer
+    return framed(tokenizer, sorted(set(present)), first, last)
 
 
 # The file that says which kind of tokenizer a directory has -> how it is read; the first that is there.
 KINDS: dict[str, Callable[[Path], tokenizers.Tokenizer]] = {
-    "tokenizer.json": _from_json,
+    "tokenizer.json": lambda path: tokenizers.Tokenizer.from_file(str(path)),
     "vocab.txt": _word_pieces,
     "vocab.json": _byte_pairs,
 }

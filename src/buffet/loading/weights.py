@@ -18,11 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import one_line
+from buffet.errors import BuffetError, one_line
 from buffet.loading.families import Architecture, read_json
 
-# Where the weights of a directory are, the first that is there.
+# Where the weights of a directory are; the first of these that exists is read.
 FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -37,7 +36,7 @@ SAFE_TORCH = "2.10"
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor that can be read: what is known of it before, and how to get it."""
+    """A tensor that can be read: what is known of it beforehand, and how to read it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -176,7 +175,7 @@ def read_tensors(stored: Mapping[str, Stored], architecture: Architecture, where
 
 
 def _in_float32(original: Tensor, where: str) -> Tensor:
-    """A copy with the very values of `original`, all of them finite; numbers of F16 and BF16 always fit."""
+    """A copy with exactly the values of `original`, all of them finite; F16 and BF16 always fit."""
     tensor = original.to(torch.float32, copy=True)
     if bad := int((~torch.isfinite(tensor)).sum()):
         raise BuffetError(f"{where} has {bad} non-finite values (NaN or inf in float32)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from buffet.printing import plural, round_down, round_up
 from buffet.report.answer import CertifyReport, shades, shown
 from buffet.report.page import render
-from buffet.report.scale import Scale
+from buffet.report.scale import ColourScale
 
 
 def render_html(report: CertifyReport) -> str:
@@ -51,7 +51,7 @@ def _effort(report: CertifyReport) -> str:
 def _data(report: CertifyReport) -> dict[str, object]:
     """What the components draw: exact numbers for places, texts that are rounded to the safe side."""
     eps = report.query.eps
-    scale = Scale.over(map(report.strength, report.tasks))
+    scale = ColourScale.over(map(report.strength, report.tasks))
     colours = shades(report)
     tasks = [
         {

@@ -1,26 +1,18 @@
-"""What a sweep says in a sentence and a few numbers; what speaks for us is rounded down."""
+"""What a sweep says in a sentence and a few numbers; what speaks for a method is rounded down."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from buffet.experiments.rows import Row
-from buffet.experiments.summary import FAIR, GOOD
-from buffet.printing import norm_name, plural, round_down
-
-TaskId = tuple[str, str, str, tuple[int, ...]]
-
-
-def task_id(row: Row) -> TaskId:
-    """What a row is about, whichever method answered: model, norm, sentence and the words that move."""
-    return row.model_digest, row.norm, row.sentence, row.words
+from buffet.experiments.summary import FAIR, GOOD, Spread, TaskId, ratios, task_id
+from buffet.printing import duration, norm_name, plural, round_down
 
 
 @dataclass(frozen=True)
-class Best:
+class BestKnown:
     """All that is known about one task: a proof by any method holds, and so does any attack."""
 
     certified: float
@@ -54,7 +46,7 @@ def headline(rows: Sequence[Row], reference: str) -> Headline:
     """The headline of the rows that searched a radius."""
     best = best_of(rows)
     proven = sum(task.certified > 0 for task in best.values())
-    shares = [task.share for task in best.values() if task.share is not None]
+    shares = Spread(tuple(task.share for task in best.values() if task.share is not None))
     models = _listed(list(dict.fromkeys(row.model for row in rows)), "models")
     norms = _listed([norm_name(norm) for norm in sorted({row.norm for row in rows}, key=float)], "norms")
     sentences = len({(row.model_digest, row.sentence) for row in rows})
@@ -65,10 +57,10 @@ def headline(rows: Sequence[Row], reference: str) -> Headline:
         f" ({who}, {norms}) it is proven that no move within the"
         f" certified radius changes the answer of {models}"
     )
-    if shares:
+    if shares.mean is not None:
         sentence += (
             "; on average that radius is at least"
-            f" {_floor(statistics.fmean(shares))} of the smallest move found to change it"
+            f" {_floor(shares.mean)} of the smallest move found to change it"
         )
     return Headline(
         title=models,
@@ -83,34 +75,23 @@ def headline(rows: Sequence[Row], reference: str) -> Headline:
     )
 
 
-def best_of(rows: Iterable[Row]) -> dict[TaskId, Best]:
+def best_of(rows: Iterable[Row]) -> dict[TaskId, BestKnown]:
     """The largest proven and the smallest attacked radius of every task; what failed proves nothing."""
-    found: dict[TaskId, Best] = {}
+    found: dict[TaskId, BestKnown] = {}
     for row in rows:
-        old = found.get(task_id(row), Best(0.0, None))
+        old = found.get(task_id(row), BestKnown(0.0, None))
         attacked = [a for a in (old.attacked, row.attacked) if a is not None]
         certified = row.certified if row.ok and row.certified is not None else 0.0
-        found[task_id(row)] = Best(max(old.certified, certified), min(attacked, default=None))
+        found[task_id(row)] = BestKnown(max(old.certified, certified), min(attacked, default=None))
     return found
 
 
-def ratios(rows: Iterable[Row], reference: str) -> dict[str, list[float]]:
-    """Certified radius against the reference's on the same task, where that is above 0; per method."""
-    answered = [row for row in rows if row.ok and row.certified is not None]
-    against = {task_id(row): row.certified for row in answered if row.method == reference}
-    found: dict[str, list[float]] = {}
-    for row in answered:
-        if (other := against.get(task_id(row))) and row.certified is not None:
-            found.setdefault(row.method, []).append(row.certified / other)
-    return found
-
-
-def _bracket_tiles(shares: Sequence[float]) -> tuple[Tile, ...]:
-    if not shares:
+def _bracket_tiles(shares: Spread) -> tuple[Tile, ...]:
+    fair, good = shares.share(FAIR), shares.share(GOOD)
+    if shares.mean is None or fair is None or good is None:
         return ()
-    fair, good = (sum(share >= least for share in shares) / len(shares) for least in (FAIR, GOOD))
     return (
-        Tile(_floor(statistics.fmean(shares)), "of the attacked radius is proven, on average"),
+        Tile(_floor(shares.mean), "of the attacked radius is proven, on average"),
         Tile(
             _percent(fair),
             f"of tasks: at least {FAIR} of the attacked radius ({_percent(good)}: at least {GOOD})",
@@ -119,16 +100,19 @@ def _bracket_tiles(shares: Sequence[float]) -> tuple[Tile, ...]:
 
 
 def _strongest_tile(rows: Sequence[Row], reference: str) -> tuple[Tile, ...]:
-    compared = {method: values for method, values in ratios(rows, reference).items() if method != reference}
+    against = {task_id(row): row for row in rows if row.method == reference}
+    methods = dict.fromkeys(row.method for row in rows if row.method != reference)
+    found = ((ratios((row for row in rows if row.method == name), against), name) for name in methods)
+    compared = [(spread.mean, spread, name) for spread, name in found if spread.mean is not None]
     if not compared:
         return ()
-    strongest = max(compared, key=lambda method: statistics.fmean(compared[method]))
-    values = compared[strongest]
+    mean, spread, strongest = max(compared, key=lambda entry: entry[0])
+    count = len(spread.values)
     return (
         Tile(
-            f"{_floor(statistics.fmean(values))} ×",
-            f"{strongest} against {reference}, mean radius over {len(values):,}"
-            f" {plural(len(values), 'task')} (worst {_floor(min(values))} ×)",
+            f"{_floor(mean)} ×",
+            f"{strongest} against {reference}, mean radius over {count:,} {plural(count, 'task')}"
+            f" (worst {_floor(min(spread.values))} ×)",
         ),
     )
 
@@ -152,12 +136,3 @@ def _listed(names: Sequence[str], kind: str) -> str:
     if len(names) > 3:
         return f"{len(names)} {kind}"
     return " and ".join([*([", ".join(names[:-1])] if names[1:] else []), names[-1]])
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

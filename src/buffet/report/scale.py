@@ -19,14 +19,14 @@ def ink(step: int) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """Which step of `RAMP` a strength takes: equal factors are equal steps, from `low` to `high`."""
 
     low: float
     high: float
 
     @classmethod
-    def over(cls, values: Iterable[float]) -> Scale | None:
+    def over(cls, values: Iterable[float]) -> ColourScale | None:
         """The scale of some strengths, at least a factor of two wide: what hardly differs looks alike.
 
         One value in fifty at either end may lie beyond it. None if nothing is above 0.
@@ -53,5 +53,5 @@ class Scale:
 
 def steps(strengths: Mapping[int, float]) -> dict[int, int]:
     """The step of every word, relative to the others."""
-    scale = Scale.over(strengths.values())
+    scale = ColourScale.over(strengths.values())
     return {word: scale.step(value) if scale else 0 for word, value in strengths.items()}

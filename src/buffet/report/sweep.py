@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buffet.errors import BuffetError
-from buffet.experiments.rows import Content, Row, distinct, read_content
-from buffet.experiments.summary import FAIR, GOOD
+from buffet.experiments.rows import Content, Row, distinct
+from buffet.experiments.summary import FAIR, GOOD, known_method
 from buffet.printing import norm_name, round_down, round_up
 from buffet.report.headline import best_of, headline
 from buffet.report.page import render
-from buffet.report.scale import Scale
+from buffet.report.scale import ColourScale
+from buffet.system.files import read_bytes
 
 RADII = ("sentence", "norm", "method", "words", "certified", "attacked", "seconds", "shade", "texts")
 """One radius: places in the lists of sentences, norms and methods, exact numbers, then what is shown of
@@ -39,7 +40,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Row], list[Source]]:
     rows: list[Row] = []
     sources = []
     for path in paths:
-        content = read_content(path)  # once: a sweep may be writing it meanwhile
+        content = read_bytes(path)  # once: a sweep may be writing it meanwhile
         found = distinct(Content.of(path, content).rows)
         if not found:
             raise BuffetError(f"{path}: has no rows yet")
@@ -62,8 +63,7 @@ def sweep_page(rows: Sequence[Row], sources: Sequence[Source] = (), reference: s
     known = list(dict.fromkeys(row.method for row in radii))
     if reference is None:
         reference = "baseline" if "baseline" in known else known[0]
-    elif reference not in known:
-        raise BuffetError(f"no rows of the reference method {reference!r}; there are: {', '.join(known)}")
+    known_method(reference, known)
     return render(
         "sweep.html.j2",
         _data(rows, reference),
@@ -151,12 +151,12 @@ def _data(rows: Sequence[Row], reference: str) -> dict[str, object]:
     }
 
 
-def _scales(rows: Sequence[Row]) -> dict[tuple[str, str], Scale | None]:
+def _scales(rows: Sequence[Row]) -> dict[tuple[str, str], ColourScale | None]:
     """One scale of colours for all sentences of a model and a norm, so that they compare."""
     radii: dict[tuple[str, str], list[float]] = {(row.model_digest, row.norm): [] for row in rows}
     for (digest, norm, *_), task in best_of(row for row in rows if row.what == "radius").items():
         radii[digest, norm].append(task.certified)
-    return {key: Scale.over(values) for key, values in radii.items()}
+    return {key: ColourScale.over(values) for key, values in radii.items()}
 
 
 def _size(row: Row) -> str:
@@ -187,7 +187,7 @@ def _setup(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _methods(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What every method was made of; how it learns only where it does."""
+    """What every method was made of; how it learns is said only of those that do."""
     learning = ("steps", "rate", "start")
     return [
         (

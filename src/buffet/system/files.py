@@ -18,6 +18,24 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 """What a system answers that has no such thing as bringing a directory to the disk, or does not let us."""
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BuffetError(f"{path}: not UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def check_writable(path: Path) -> None:
     """Refuse, before any work is done, a path that `write_atomically` could not write."""
     if path.exists() and not path.is_file():

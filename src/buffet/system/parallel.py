@@ -27,7 +27,7 @@ def cores() -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let PyTorch split its operations over so many threads."""
+    """Let PyTorch split its operations over this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -85,7 +85,7 @@ def _by_processes(work: Callable[[T], R], items: Sequence[T], workers: int) -> I
             yield from map(pickle.loads, pool.map(_answer, range(len(items))))
     except BrokenProcessPool:
         raise BuffetError(
-            "a process that worked on some of the tasks was killed, perhaps for want of memory:"
+            "a process that worked on some of the tasks was killed, perhaps because memory ran out:"
             " take fewer --threads"
         ) from None
     finally:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from buffet.data import HUB, Splits
 from buffet.loading.checkpoint import WEIGHTS
 from buffet.loading.config import ModelConfig
+from buffet.loading.vision import ImageConfig
 from buffet.training.results import TrainSummary
 from buffet.training.settings import TrainSettings
 
 CARD = """\
 # {name}
 
-A sentence classifier trained by this repository's `buffet train`.
+{kind} classifier trained by this repository's `buffet train`.
 
 | | |
 | --- | --- |
@@ -32,50 +35,86 @@ Made by
 """
 
 
-def model_card(settings: TrainSettings, config: ModelConfig, data: Splits, summary: TrainSummary) -> str:
-    """The README.md of a checkpoint."""
-    rows = {**_model(settings, config, summary), **_data(settings, data), **_outcome(settings, summary)}
-    return CARD.format(
-        name=settings.out.name,
-        rows="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
-        command=settings.command(),
-        repeat=textwrap.fill(_repeat(settings), 110),
-        terms=textwrap.fill(_terms(settings, data), 110),
-    )
+@dataclass(frozen=True)
+class DataFacts:
+    """What a card says of the data."""
+
+    rows: Mapping[str, str]
+    where: str  # it comes from
+    terms: str
 
 
-def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) -> dict[str, str]:
-    c = config
-    tokens = {"word": "lower-case words", "wordpiece": "lower-case WordPieces"}[settings.tokenizer]
-    vocabulary = f"{tokens}, made from the training sentences"
-    start = "random weights"
-    if settings.pretrained is not None:
-        vocabulary = "tokens, those of the pretrained encoder"
-        weights = settings.pretrained / WEIGHTS
-        start = (
-            f"the pretrained encoder `{settings.pretrained.resolve().name}` (sha256 of its weights"
-            f" `{hashlib.sha256(weights.read_bytes()).hexdigest()}`), with a fresh head"
-        )
-    return {
-        "architecture": f"{c.num_hidden_layers} layers, width {c.hidden_size}, "
-        f"{c.num_attention_heads} heads, FFN {c.intermediate_size}, {c.hidden_act}, "
-        f"LayerNorm `{c.layer_norm}` ({c.norm_position}-norm), `{c.pooling}` pooling, "
-        f"at most {c.max_position_embeddings} tokens",
-        "parameters": f"{summary.parameters:,} (float32)",
-        "vocabulary": f"{c.vocab_size:,} {vocabulary}",
-        "started from": start,
-    }
-
-
-def _data(settings: TrainSettings, data: Splits) -> dict[str, str]:
+def sentence_facts(settings: TrainSettings, data: Splits) -> DataFacts:
     title = f"`{settings.data_name}`" + (f" ({data.dataset.title})" if data.dataset else "")
     test = f"{len(data.test):,} test" if data.test else "no labelled test part"
-    return {
+    rows = {
         "data": f"{title}: {len(data.train):,} training sentences, {len(data.dev):,} dev, {test}",
         "dropped from training": f"sentences that are in dev or test: {data.leaked}; "
         f"repeated rows: {data.duplicates}",
         "sha256 of the data": f"`{data.sha256}`",
     }
+    files = "`train.tsv`, `dev.tsv` and `test.tsv` (`sentence<TAB>label`)"
+    where = f"where `DATA/{settings.data_name}` holds {files}"
+    if settings.data.startswith(HUB):
+        where = "with the data of the Hugging Face hub"
+    note = f" {data.dataset.note}" if data.dataset else ""
+    return DataFacts(rows, where, f" The sentences stay under the terms of their source.{note}")
+
+
+def image_facts(counts: Mapping[str, int]) -> DataFacts:
+    count = "{train} training images, {dev} dev, {test} test".format(**counts)
+    where = "with the digits that come with scikit-learn"
+    return DataFacts({"data": f"scikit-learn's digits, 8 × 8 pixels: {count}"}, where, "")
+
+
+def model_card(settings: TrainSettings, config: ModelConfig, data: DataFacts, summary: TrainSummary) -> str:
+    """The README.md of a checkpoint."""
+    rows = {**_model(settings, config, summary), **data.rows, **_outcome(settings, summary)}
+    repeat = (
+        f"{data.where}. The same command gives the same weights on the same version of PyTorch"
+        f" ({torch.__version__}); another version or processor may round differently."
+    )
+    weights = "The weights and this card are under the licence of the repository."
+    if settings.pretrained is not None:
+        weights = "The weights descend from the pretrained encoder and stay under its licence."
+    return CARD.format(
+        name=settings.out.name,
+        kind="An image" if isinstance(config, ImageConfig) else "A sentence",
+        rows="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
+        command=settings.command(),
+        repeat=textwrap.fill(repeat, 110),
+        terms=textwrap.fill(weights + data.terms, 110),
+    )
+
+
+def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) -> dict[str, str]:
+    c = config
+    if isinstance(c, ImageConfig):
+        kind, reads = "vision transformer, ", f"patches of {c.patch_size} × {c.patch_size} pixels"
+        words = {}
+    else:
+        kind, reads = "", f"`{c.pooling}` pooling, at most {c.max_position_embeddings} tokens"
+        words = _vocabulary(settings, config)
+    return {
+        "architecture": f"{kind}{c.num_hidden_layers} layers, width {c.hidden_size}, {c.num_attention_heads} "
+        f"heads, FFN {c.intermediate_size}, {c.hidden_act}, LayerNorm `{c.layer_norm}` "
+        f"({c.norm_position}-norm), {reads}",
+        "parameters": f"{summary.parameters:,} (float32)",
+        **words,
+    }
+
+
+def _vocabulary(settings: TrainSettings, config: ModelConfig) -> dict[str, str]:
+    tokens = {"word": "lower-case words", "wordpiece": "lower-case WordPieces"}[settings.tokenizer]
+    vocabulary, start = f"{tokens}, made from the training sentences", "random weights"
+    if settings.pretrained is not None:
+        vocabulary = "tokens, those of the pretrained encoder"
+        digest = hashlib.sha256((settings.pretrained / WEIGHTS).read_bytes()).hexdigest()
+        start = (
+            f"the pretrained encoder `{settings.pretrained.resolve().name}` (sha256 of its weights"
+            f" `{digest}`), with a fresh head"
+        )
+    return {"vocabulary": f"{config.vocab_size:,} {vocabulary}", "started from": start}
 
 
 def _outcome(settings: TrainSettings, summary: TrainSummary) -> dict[str, str]:
@@ -90,22 +129,3 @@ def _outcome(settings: TrainSettings, summary: TrainSummary) -> dict[str, str]:
         "seed": str(settings.seed),
         "sha256 of `model.safetensors`": f"`{summary.sha256}`",
     }
-
-
-def _repeat(settings: TrainSettings) -> str:
-    files = "`train.tsv`, `dev.tsv` and `test.tsv` (`sentence<TAB>label`)"
-    where = f"where `DATA/{settings.data_name}` holds {files}"
-    if settings.data.startswith(HUB):
-        where = "with the data of the Hugging Face hub"
-    return (
-        f"{where}. The same command gives the same weights on the same version of PyTorch"
-        f" ({torch.__version__}); another version or processor may round differently."
-    )
-
-
-def _terms(settings: TrainSettings, data: Splits) -> str:
-    weights = "The weights and this card are under the licence of the repository."
-    if settings.pretrained is not None:
-        weights = "The weights descend from the pretrained encoder and stay under its licence."
-    note = f" {data.dataset.note}" if data.dataset else ""
-    return f"{weights} The sentences stay under the terms of their source.{note}"

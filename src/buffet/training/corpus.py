@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 import tokenizers
 import torch
-from jaxtyping import Bool, Int
-from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+from jaxtyping import Bool, Float, Int
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from buffet.data import Example
-from buffet.loading.tokenizer import SPECIAL, Tokenizer, guarded, word_level
+from buffet.loading.tokenizer import SPECIAL, Tokenizer, framed, guarded, word_level
 from buffet.training.settings import TrainSettings
 
-Row = tuple[list[int], int]  # token ids and label of a sentence
+Sample = tuple[list[int] | Tensor, int]  # token ids of a sentence, or rows of an image; and the label
 POOL = 50  # batches whose sentences are sorted by length together
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentences padded to the longest of them."""
+    """Samples padded to the longest of them: token ids, or rows of pixels."""
 
-    ids: Int[Tensor, "sentences tokens"]
-    mask: Bool[Tensor, "sentences tokens"]
-    labels: Int[Tensor, " sentences"]
+    inputs: Int[Tensor, "samples tokens"] | Float[Tensor, "samples tokens pixels"]
+    mask: Bool[Tensor, "samples tokens"]
+    labels: Int[Tensor, " samples"]
 
 
 def make_tokenizer(sentences: Iterable[str], settings: TrainSettings) -> Tokenizer:
@@ -60,15 +60,10 @@ def word_pieces(sentences: Iterable[str], size: int, min_count: int) -> tokenize
         models.WordPiece(learner.get_vocab(with_added_tokens=False), unk_token="[UNK]")
     )
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    return tokenizer
+    return framed(tokenizer, SPECIAL)
 
 
-def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> list[Row]:
+def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> list[Sample]:
     """Token ids and label of every example; a sentence of more than `limit` tokens keeps its beginning."""
     sentences = [example.sentence for example in examples]
     encoded = guarded(
@@ -79,9 +74,9 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> lis
 
 
 def make_batches(
-    examples: Sequence[Row], size: int, pad: int, generator: torch.Generator | None = None
+    examples: Sequence[Sample], size: int, pad: int, generator: torch.Generator | None = None
 ) -> list[Batch]:
-    """Batches of sentences of similar length, in random order and composition when a generator is given."""
+    """Batches of samples of similar length, in random order and composition when a generator is given."""
 
     def length(index: int) -> int:
         return len(examples[index][0])
@@ -98,9 +93,9 @@ def make_batches(
     return [_padded([examples[i] for i in batch], pad) for batch in batches]
 
 
-def _padded(examples: Sequence[Row], pad: int) -> Batch:
-    rows = [torch.tensor(ids) for ids, _ in examples]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
-    return Batch(ids, mask, torch.tensor([label for _, label in examples]))
+def _padded(examples: Sequence[Sample], pad: int) -> Batch:
+    samples = [torch.as_tensor(sample) for sample, _ in examples]
+    inputs = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True, padding_value=pad)
+    lengths = torch.tensor([len(sample) for sample in samples])
+    mask = torch.arange(inputs.shape[1]) < lengths[:, None]
+    return Batch(inputs, mask, torch.tensor([label for _, label in examples]))

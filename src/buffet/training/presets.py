@@ -30,19 +30,16 @@ class Part:
 USUAL = {"weight_decay": 0.1}
 
 
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
-
-
-def _paper(layers: int) -> Part:
-    size = {"layers": layers, "width": 512, "inner": 512, "heads": 8, "rate": 2e-4, "epochs": 3}
-    return Part(f"{_layers(layers)}, width 512, FFN 512, 8 heads", size)
+def _encoder(layers: int, width: int, inner: int, heads: int, note: str = "", **values: Any) -> Part:
+    """An encoder of this size, and what else goes with it."""
+    count = "1 layer" if layers == 1 else f"{layers} layers"
+    size = {"layers": layers, "width": width, "inner": inner, "heads": heads}
+    return Part(f"{count}, width {width}, FFN {inner}, {heads} heads{note}", {**size, **values})
 
 
 def _small(layers: int) -> Part:
-    """What is small enough for proofs at once is trained for them, as the embedded model is."""
-    size = {"layers": layers, "width": 128, "inner": 128, "heads": 4, "rate": 5e-4, "weight_decay": 2.0}
-    return Part(f"{_layers(layers)}, width 128, FFN 128, 4 heads, strong weight decay", size)
+    """Networks small enough to be proven quickly are trained for that, as the embedded model is."""
+    return _encoder(layers, 128, 128, 4, ", strong weight decay", rate=5e-4, weight_decay=2.0)
 
 
 DATA: Mapping[str, Part] = {
@@ -51,18 +48,9 @@ DATA: Mapping[str, Part] = {
 }
 
 ARCHITECTURES: Mapping[str, Part] = {
-    **{str(layers): _paper(layers) for layers in (1, 2, 3, 6)},
-    "tinybert": Part(
-        "TinyBERT's architecture: 4 layers, width 312, FFN 1200, 12 heads, WordPiece",
-        {
-            "layers": 4,
-            "width": 312,
-            "inner": 1200,
-            "heads": 12,
-            "rate": 3e-4,
-            "epochs": 3,
-            "tokenizer": "wordpiece",
-        },
+    **{str(layers): _encoder(layers, 512, 512, 8, rate=2e-4, epochs=3) for layers in (1, 2, 3, 6)},
+    "tinybert": _encoder(
+        4, 312, 1200, 12, ", WordPiece: TinyBERT's architecture", rate=3e-4, epochs=3, tokenizer="wordpiece"
     ),
     **{f"small-{layers}": _small(layers) for layers in (1, 3, 6, 12)},
 }

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from torch import Tensor
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, validated
 from buffet.loading.config import ModelConfig
 from buffet.loading.families import read_architecture
-from buffet.loading.tokenizer import Tokenizer
 from buffet.loading.vocabulary import read_tokenizer
 from buffet.loading.weights import Stored, open_weights, read_tensors
-from buffet.training.network import first_weights, labels_of, validated
+from buffet.training.network import Network, first_weights, labels_of
 from buffet.training.settings import TrainSettings
 
 POOLER, CLASSIFIER = "bert.pooler.", "classifier."
 
 
-@dataclass(frozen=True, eq=False)
-class Encoder:
-    """A pretrained encoder as a classifier that still has to learn."""
-
-    config: ModelConfig
-    tensors: dict[str, Tensor]
-    tokenizer: Tokenizer
-
-
-def read_encoder(directory: Path, settings: TrainSettings, classes: int) -> Encoder:
+def read_encoder(directory: Path, settings: TrainSettings, classes: int) -> Network:
     """The encoder in `directory`, of any family that loads, with a fresh head.
 
     Everything of the encoder must be there, with the shapes of config.json and finite. A classifier in the
@@ -44,7 +34,7 @@ def read_encoder(directory: Path, settings: TrainSettings, classes: int) -> Enco
         "pooling": settings.pooling,
         "head_act": None,
     }
-    config = validated({**found.config.model_dump(), **head}, str(directory))
+    config = validated(ModelConfig, {**found.config.model_dump(), **head}, str(directory))
     architecture, shapes = replace(found, config=config), config.shapes()
     stored = {
         name: tensor
@@ -63,4 +53,4 @@ def read_encoder(directory: Path, settings: TrainSettings, classes: int) -> Enco
         if name.startswith((POOLER, CLASSIFIER))
     }
     tensors = read_tensors({**fresh, **stored}, architecture, str(directory))
-    return Encoder(config, tensors, read_tokenizer(directory, config.vocab_size))
+    return Network(config, tensors, read_tokenizer(directory, config.vocab_size))

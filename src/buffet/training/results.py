@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainProgress:
     """Where the training stands; `dev_accuracy` is given at the end of an epoch only."""
 
     epoch: int  # from 1

@@ -4,70 +4,91 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from buffet.data import Splits, read_data
 from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
 from buffet.system.parallel import threads
-from buffet.training.card import model_card
-from buffet.training.corpus import encode, make_batches, make_tokenizer
-from buffet.training.images import train_images
-from buffet.training.network import Network, first_weights, new_config
+from buffet.training.card import DataFacts, image_facts, model_card, sentence_facts
+from buffet.training.corpus import Sample, encode, make_batches, make_tokenizer
+from buffet.training.images import read_images
+from buffet.training.network import Network, Trainable, first_weights, new_config
 from buffet.training.presets import DIGITS
 from buffet.training.pretrained import read_encoder
-from buffet.training.results import Progress, TrainSummary
+from buffet.training.results import TrainProgress, TrainSummary
 from buffet.training.settings import TrainSettings
 from buffet.training.state import Position, Store
 from buffet.training.trainer import Trainer
 
 
-def train(settings: TrainSettings, progress: Callable[[Progress], None] | None = None) -> TrainSummary:
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A network before its first step, and what it is to learn."""
+
+    network: Trainable
+    parts: Mapping[str, Sequence[Sample]]  # train, dev and test
+    data: str  # a hash or a name: other data is another run
+    facts: DataFacts
+    files: Mapping[str, str] = field(default_factory=dict)  # besides the configuration and the card
+
+
+def train(settings: TrainSettings, progress: Callable[[TrainProgress], None] | None = None) -> TrainSummary:
     """Train, keep the weights with the best dev accuracy, write the checkpoint directory, all or nothing.
 
     The test part is read once, at the end. The result depends on the settings and the data only: a run that
     was interrupted and started again with the same settings ends with the same weights.
     """
     check_target(settings.out, overwrite=settings.overwrite)
-    if settings.data == DIGITS:
-        return train_images(settings, progress)
-    data = read_data(settings.data)
-    network = start_network(settings, data)
-    limit = min(settings.max_tokens, network.config.max_position_embeddings)
-    parts = {name: encode(getattr(data, name), network.tokenizer, limit) for name in ("train", "dev", "test")}
-    start = hashlib.sha256(serialise(network.tensors)).hexdigest()
-    store = Store.beside(settings.out, {**settings.recipe(), "data": data.sha256, "initial weights": start})
+    lesson = _images(settings) if settings.data == DIGITS else _sentences(settings)
+    network, parts = lesson.network, lesson.parts
+    identity = {**settings.recipe(), "data": lesson.data, "initial weights": _sha256(network)}
+    store = Store.beside(settings.out, identity)
     if settings.restart:
         store.discard()
     with threads(settings.threads):
-        trainer = Trainer(network, len(data.train), settings, store, progress)
+        trainer = Trainer(network, len(parts["train"]), settings, store, progress)
         if (snapshot := store.load()) is not None:
             trainer.restore(snapshot)
         end = trainer.fit(parts["train"], parts["dev"])
         test = make_batches(parts["test"], settings.batch, network.pad)
         test_accuracy = network.accuracy(test) if test else None
-    summary = _summary(settings, network, data, end, test_accuracy)
+    summary = _summary(settings, lesson, end, test_accuracy)
     texts = {
         "config.json": json.dumps(network.config.model_dump(), indent=2) + "\n",
-        "tokenizer.json": network.tokenizer.inner.to_str(pretty=False) + "\n",
-        "README.md": model_card(settings, network.config, data, summary),
+        **lesson.files,
+        "README.md": model_card(settings, network.config, lesson.facts, summary),
     }
     write_checkpoint(settings.out, texts, network.tensors, overwrite=settings.overwrite)
     store.discard()
     return summary
 
 
+def _images(settings: TrainSettings) -> Lesson:
+    network, parts = read_images(settings)
+    return Lesson(network, parts, DIGITS, image_facts({name: len(part) for name, part in parts.items()}))
+
+
+def _sentences(settings: TrainSettings) -> Lesson:
+    data = read_data(settings.data)
+    network = start_network(settings, data)
+    limit = min(settings.max_tokens, network.config.max_position_embeddings)
+    parts = {name: encode(getattr(data, name), network.tokenizer, limit) for name in ("train", "dev", "test")}
+    files = {"tokenizer.json": network.tokenizer.inner.to_str(pretty=False) + "\n"}
+    return Lesson(network, parts, data.sha256, sentence_facts(settings, data), files)
+
+
 def start_network(settings: TrainSettings, data: Splits) -> Network:
     """The network before its first step: random, or a pretrained encoder with a fresh head."""
     if settings.pretrained is not None:
-        encoder = read_encoder(settings.pretrained, settings, data.classes)
-        return Network(encoder.config, encoder.tensors, encoder.tokenizer)
+        return read_encoder(settings.pretrained, settings, data.classes)
     tokenizer = make_tokenizer((e.sentence for e in data.train), settings)
     config = new_config(settings, data.classes, tokenizer.size)
     return Network(config, first_weights(config, settings), tokenizer)
 
 
 def _summary(
-    settings: TrainSettings, network: Network, data: Splits, end: Position, test_accuracy: float | None
+    settings: TrainSettings, lesson: Lesson, end: Position, test_accuracy: float | None
 ) -> TrainSummary:
     return TrainSummary(
         out=settings.out,
@@ -77,8 +98,12 @@ def _summary(
         losses=end.losses,
         dev_accuracies=end.accuracies,
         best_epoch=end.best_epoch,
-        parameters=sum(tensor.numel() for tensor in network.tensors.values()),
-        rows=len(data.train),
+        parameters=sum(tensor.numel() for tensor in lesson.network.tensors.values()),
+        rows=len(lesson.parts["train"]),
         seconds=end.seconds,
-        sha256=hashlib.sha256(serialise(network.tensors)).hexdigest(),
+        sha256=_sha256(lesson.network),
     )
+
+
+def _sha256(network: Trainable) -> str:
+    return hashlib.sha256(serialise(network.tensors)).hexdigest()

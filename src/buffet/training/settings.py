@@ -1,4 +1,4 @@
-"""All that decides the result of a training run."""
+"""Everything that decides the result of a training run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from buffet.data import HUB
-from buffet.errors import BuffetError
-from buffet.loading.config import explain
+from buffet.errors import validated
 from buffet.training.presets import DEFAULT, DIGITS, FINETUNE, preset_values
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -107,10 +106,8 @@ class TrainSettings(BaseModel):
     @classmethod
     def of(cls, **values: object) -> TrainSettings:
         """Settings from loose values, None meaning not given; what is wrong is said in one `BuffetError`."""
-        try:
-            return cls.model_validate({name: value for name, value in values.items() if value is not None})
-        except ValidationError as error:
-            raise BuffetError(f"training settings: {explain(error)}") from None
+        given = {name: value for name, value in values.items() if value is not None}
+        return validated(cls, given, "training settings")
 
     def recipe(self) -> dict[str, Any]:
         """What decides the result besides the data, in plain JSON values."""

@@ -1,6 +1,6 @@
 """What an interrupted run leaves behind: one safetensors file beside the output, numbers and no code.
 
-A run that takes it up again ends with the very weights of a run that was never interrupted.
+A run that resumes from it ends with the same weights as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from buffet.errors import BuffetError
-from buffet.loading.config import explain, one_line
+from buffet.errors import BuffetError, explain, one_line
 from buffet.system.files import rename_synced, write_synced
 
 
@@ -26,7 +25,7 @@ def resume_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.resume.safetensors")
 
 
-Count = Annotated[int, Field(ge=0, lt=1 << 40)]
+Tally = Annotated[int, Field(ge=0, lt=1 << 40)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 BROKEN = (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError)
 """What is raised by a file that is not what was written, `RecursionError` included."""
@@ -36,9 +35,9 @@ BROKEN = (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeErro
 class Position:
     """How far a run has come."""
 
-    epoch: Count = 1  # the running one, from 1
-    batch: Count = 0  # batches of this epoch that are done
-    step: Count = 0  # optimiser steps that are done
+    epoch: Tally = 1  # the running one, from 1
+    batch: Tally = 0  # batches of this epoch that are done
+    step: Tally = 0  # optimiser steps that are done
     total: Finite = 0.0  # sum of this epoch's losses so far
     losses: tuple[Finite, ...] = ()  # of the epochs that are done, as are the next
     accuracies: tuple[Finite, ...] = ()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from buffet.errors import BuffetError
-from buffet.training.corpus import Batch, Row, make_batches
-from buffet.training.network import Network
-from buffet.training.results import Progress
+from buffet.training.corpus import Batch, Sample, make_batches
+from buffet.training.network import Trainable
+from buffet.training.results import TrainProgress
 from buffet.training.settings import TrainSettings
 from buffet.training.state import BROKEN, Position, Snapshot, Store
 
@@ -28,11 +28,11 @@ class Trainer:
 
     def __init__(
         self,
-        network: Network,
+        network: Trainable,
         rows: int,
         settings: TrainSettings,
         store: Store,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[TrainProgress], None] | None = None,
     ) -> None:
         self.network, self.settings, self.store = network, settings, store
         self.progress = progress or (lambda _: None)
@@ -44,7 +44,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.clock = self.saved = time.monotonic()
 
-    def fit(self, train_part: Sequence[Row], dev_part: Sequence[Row]) -> Position:
+    def fit(self, train_part: Sequence[Sample], dev_part: Sequence[Sample]) -> Position:
         """Optimise from `at` to the end, and leave the weights of the best epoch in the network."""
         size, pad = self.settings.batch, self.network.pad
         dev = make_batches(dev_part, size, pad)
@@ -63,7 +63,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done, or the last ones brought nothing."""
+        """Whether all epochs are done, or the last ones brought no improvement."""
         done = len(self.at.losses)
         return done >= self.settings.epochs or (done - self.at.best_epoch >= self.settings.patience)
 
@@ -89,7 +89,7 @@ class Trainer:
             self.save()
 
     def end_epoch(self, accuracy: float, batches: int) -> None:
-        """Note what the epoch brought and turn to the next."""
+        """Record how the epoch went and turn to the next."""
         loss = self.at.total / batches
         self.report(loss, accuracy)
         if accuracy > max(self.at.accuracies, default=-1.0):
@@ -117,7 +117,7 @@ class Trainer:
         self.tick()
         at, epochs = self.at, self.settings.epochs
         self.progress(
-            Progress(at.epoch, epochs, at.step, self.steps, loss, self.rate, at.seconds, dev_accuracy)
+            TrainProgress(at.epoch, epochs, at.step, self.steps, loss, self.rate, at.seconds, dev_accuracy)
         )
 
     def tick(self) -> None:
@@ -144,7 +144,7 @@ class Trainer:
         return Snapshot(self.at, tensors)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot of the same run; one of other tensors is refused."""
+        """Resume from a snapshot of the same run; one with other tensors is refused."""
         try:
             self._take(snapshot)
         except BROKEN as error:
@@ -181,7 +181,7 @@ class Trainer:
         self.at = snapshot.at
 
 
-def _optimiser(network: Network, settings: TrainSettings) -> torch.optim.Optimizer:
+def _optimiser(network: Trainable, settings: TrainSettings) -> torch.optim.Optimizer:
     """AdamW; only matrices decay: embeddings set the unit of radii, a LayerNorm at 0 blocks the rest."""
     decays = {
         name: tensor.ndim == 2 and not name.startswith("bert.embeddings")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from buffet.data import Splits
-from buffet.experiments import Line, Row, summarise
+from buffet.experiments import MethodSummary, Row, summarise
 from buffet.lab.reproduce.jobs import Accuracy, Curve
 from buffet.lab.reproduce.scales import COMPARED, CURVE_SHARE, REFERENCE, THOROUGH, Scale, Subject
 
@@ -72,7 +72,7 @@ class Results:
         return tuple(subject for subject in self.scale.subjects if subject.preset in known)
 
     @cached_property
-    def lines(self) -> Mapping[tuple[str, str], Line]:
+    def lines(self) -> Mapping[tuple[str, str], MethodSummary]:
         """The comparison with the reference, by model and method."""
         known = any(row.method == REFERENCE for row in self.rows)
         return {(line.model, line.method): line for line in summarise(self.rows, REFERENCE)} if known else {}

@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from buffet.data import read_splits
 from buffet.errors import BuffetError
-from buffet.experiments import Progress, Row, SweepConfig, read_rows, sweep
+from buffet.experiments import Row, SweepConfig, SweepProgress, read_rows, sweep
 from buffet.experiments.plan import make_plan
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
 from buffet.lab.drawing import check_drawing
@@ -154,7 +154,7 @@ class Evaluation:
             if self.fleet is not None:
                 before = len(wanted)
 
-                def tell(now: Progress, before: int = before) -> None:
+                def tell(now: SweepProgress, before: int = before) -> None:
                     self.report(Stage("radii", before + now.before + now.done, total))
 
                 sweep(config, self.place.rows, self.fleet, progress=tell)
