@@ -17,8 +17,9 @@ from buffet.system import openmp as openmp  # before PyTorch
 from buffet.certificates.certificate import Certificate, certify_to
 from buffet.engine import Engine
 from buffet.errors import BuffetError
-from buffet.loading import Model, load
+from buffet.loading import Model, OnnxModel, load, read_vnnlib
 from buffet.methods import METHODS, Method
+from buffet.properties import Property
 from buffet.regions import Box, CandidateSet, LpBall, Region
 from buffet.results import Radius, TaskRadius, Verification
 from buffet.search.radius import radius
@@ -34,6 +35,8 @@ __all__ = [
     "LpBall",
     "Method",
     "Model",
+    "OnnxModel",
+    "Property",
     "Radius",
     "Region",
     "TaskRadius",
@@ -41,5 +44,6 @@ __all__ = [
     "certify_to",
     "load",
     "radius",
+    "read_vnnlib",
     "verify",
 ]

@@ -23,7 +23,8 @@ LAYERS: dict[str, set[str]] = {
     "methods": {"network", "regions", "bounds", "relaxations", "propagation", "optimisation"},
     "footprint": {"network", "propagation", "optimisation", "methods"},
     "attack": {"network", "regions", "system"},
-    "loading": {"network", "regions", "system"},
+    "properties": {"network"},
+    "loading": {"network", "properties", "regions", "system"},
     "training": {"network", "loading", "data", "system"},
     "system": set(),
 }
