@@ -110,10 +110,10 @@ def _input(graph: Any, constants: Mapping[str, Array], where: str) -> tuple[str,
         sizes[0] = 1
     shape = tuple(s or 0 for s in sizes)
     if not sizes or any(s < 1 for s in shape):
-        text = " × ".join("?" if s is None else str(s) for s in sizes)
+        text = " × ".join("?" if s is None else str(s) for s in sizes) or "of nothing"
         raise BuffetError(
-            f"{where}: input {show(only.name)} has the shape {text or 'of nothing'}: all axes but the batch must "
-            "have fixed sizes: export it for one sequence length or image size"
+            f"{where}: input {show(only.name)} has the shape {text}: all axes but the batch "
+            "must have fixed sizes: export it for one sequence length or image size"
         )
     if math.prod(shape) > MOST_ELEMENTS:
         raise BuffetError(f"{where}: input {show(only.name)} has {math.prod(shape)} elements: too many")
