@@ -295,8 +295,11 @@ def _queries(common: list[Atom], cases: list[Case], inputs: int, outputs: int) -
         boxes.setdefault(key, []).append(rows)
     if not boxes:
         raise BuffetError("the constraints contradict each other whatever the network is")
-    ends = {key: tuple(map(dict, key)) if key else (lower, upper) for key in boxes}
-    return [Query(*_box(*ends[key], inputs), _property(rows, outputs)) for key, rows in boxes.items()]
+    queries = []
+    for key, found in boxes.items():
+        low, high = map(dict, key) if key else (lower, upper)
+        queries.append(Query(*_box(low, high, inputs), _property(found, outputs)))
+    return queries
 
 
 Ends = dict[int, tuple[Fraction, int]]
@@ -359,8 +362,7 @@ def _property(cases: list[Case], outputs: int) -> Property:
     found: dict[tuple[tuple[float, ...], float], int] = {}
     picked: list[tuple[int, ...]] = []
     for case in cases:
-        rows = (_row(atom, outputs) for atom in case)
-        picked.append(tuple(found.setdefault(row, len(found)) for row in rows))
+        picked.append(tuple(found.setdefault(_row(atom, outputs), len(found)) for atom in case))
     rows, offsets = zip(*found, strict=True)
     return Property(
         torch.tensor(rows, dtype=torch.float64), torch.tensor(offsets, dtype=torch.float64), tuple(picked)

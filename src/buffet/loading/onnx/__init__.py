@@ -1,4 +1,4 @@
-"""ONNX files → our network: parsed (`file`), read node by node (`reader`), compared with onnxruntime (`model`)."""
+"""ONNX files → our network: parsed (`file`), read node by node (`reader`), held to onnxruntime (`model`)."""
 
 from buffet.loading.onnx.model import OnnxModel, compare, read_onnx, run_onnx
 

@@ -168,7 +168,7 @@ def _constant_of_shape(shape: Array, *, attributes: Attributes) -> Array:
 
 def _range(start: Array, limit: Array, step: Array, *, attributes: Attributes) -> Array:
     fits([max(0, math.ceil((limit.item() - start.item()) / step.item()))])
-    return np.arange(start.item(), limit.item(), step.item(), start.dtype)
+    return np.arange(start.item(), limit.item(), step.item(), dtype=start.dtype)
 
 
 def _gather_elements(x: Array, indices: Array, *, attributes: Attributes) -> Array:
@@ -206,6 +206,35 @@ def _divide(x: Array, y: Array) -> Array:
     return np.trunc(x / y).astype(x.dtype) if x.dtype.kind in "iu" else x / y
 
 
+ELEMENTWISE: Mapping[str, Compute] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": _divide,
+    "Pow": lambda x, y: np.power(x, y.astype(x.dtype)),
+    "Mod": np.mod,
+    "Max": lambda *parts: np.max(np.broadcast_arrays(*parts), 0),
+    "Min": lambda *parts: np.min(np.broadcast_arrays(*parts), 0),
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Equal": np.equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Xor": np.logical_xor,
+    "Not": np.logical_not,
+    "IsNaN": np.isnan,
+    "Where": np.where,
+}
 COMPUTING: Mapping[str, Compute] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
@@ -223,37 +252,6 @@ COMPUTING: Mapping[str, Compute] = {
     "ReduceMax": _reduction(np.max),
     "ReduceMin": _reduction(np.min),
     "ReduceProd": _reduction(np.prod),
-    **{
-        name: _elementwise(function)
-        for name, function in {
-            "Add": np.add,
-            "Sub": np.subtract,
-            "Mul": np.multiply,
-            "Div": _divide,
-            "Pow": lambda x, y: np.power(x, y.astype(x.dtype)),
-            "Mod": np.mod,
-            "Max": lambda *parts: np.max(np.broadcast_arrays(*parts), 0),
-            "Min": lambda *parts: np.min(np.broadcast_arrays(*parts), 0),
-            "Sqrt": np.sqrt,
-            "Reciprocal": np.reciprocal,
-            "Neg": np.negative,
-            "Abs": np.abs,
-            "Exp": np.exp,
-            "Log": np.log,
-            "Floor": np.floor,
-            "Ceil": np.ceil,
-            "Equal": np.equal,
-            "Less": np.less,
-            "LessOrEqual": np.less_equal,
-            "Greater": np.greater,
-            "GreaterOrEqual": np.greater_equal,
-            "And": np.logical_and,
-            "Or": np.logical_or,
-            "Xor": np.logical_xor,
-            "Not": np.logical_not,
-            "IsNaN": np.isnan,
-            "Where": np.where,
-        }.items()
-    },
+    **{name: _elementwise(function) for name, function in ELEMENTWISE.items()},
 }
 """Operations that compute something of constants."""

@@ -7,7 +7,7 @@ anything is allocated, and data outside of the file is read from beside it only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,9 @@ def read_graph(path: Path) -> OnnxGraph:
     if not 7 <= opset <= 1000:
         raise BuffetError(f"{where}: has opset {opset}, supported are 7 and later")
     graph = model.graph
-    constants = {t.name: _tensor(t, path, f"{where}: tensor {show(t.name)}") for t in graph.initializer}
+    constants = {
+        _text(t.name): _tensor(t, path, f"{where}: tensor {show(t.name)}") for t in graph.initializer
+    }
     if len(graph.sparse_initializer):
         raise BuffetError(f"{where}: has sparse tensors, which are not supported")
     name, shape = _input(graph, constants, where)
@@ -84,14 +86,14 @@ def read_graph(path: Path) -> OnnxGraph:
         found = ", ".join(show(o.name) for o in graph.output[:5]) or "none"
         raise BuffetError(f"{where}: expected one output, found {found}: export the logits alone")
     nodes = tuple(_node(node, path, where) for node in graph.node)
-    return OnnxGraph(where, nodes, constants, name, shape, graph.output[0].name, opset)
+    return OnnxGraph(where, nodes, constants, name, shape, _text(graph.output[0].name), opset)
 
 
 def _input(graph: Any, constants: Mapping[str, Array], where: str) -> tuple[str, tuple[int, ...]]:
     """The name and shape of the one input of numbers; the first axis may be a batch of any size."""
     from onnx import TensorProto
 
-    given = [i for i in graph.input if i.name not in constants]
+    given = [i for i in graph.input if _text(i.name) not in constants]
     if len(given) != 1:
         found = ", ".join(show(i.name) for i in given[:5]) or "none"
         raise BuffetError(
@@ -117,13 +119,14 @@ def _input(graph: Any, constants: Mapping[str, Array], where: str) -> tuple[str,
         )
     if math.prod(shape) > MOST_ELEMENTS:
         raise BuffetError(f"{where}: input {show(only.name)} has {math.prod(shape)} elements: too many")
-    return only.name, shape
+    return _text(only.name), shape
 
 
 def _node(node: Any, path: Path, where: str) -> OnnxNode:
     from onnx import AttributeProto
 
-    op = node.op_type if node.domain in DOMAINS else f"{node.domain}.{node.op_type}"
+    op, domain = _text(node.op_type), _text(node.domain)
+    op = op if domain in DOMAINS else f"{domain}.{op}"
     if not len(node.output):
         raise BuffetError(f"{where}: node {show(node.name)} ({one_line(op, 40)}) has no output")
     kinds = {
@@ -134,8 +137,21 @@ def _node(node: Any, path: Path, where: str) -> OnnxNode:
         AttributeProto.INTS: lambda a: list(a.ints),
         AttributeProto.TENSOR: lambda a: _tensor(a.t, path, f"{where}: tensor in {show(node.name)}"),
     }
-    attributes = {a.name: kinds[a.type](a) if a.type in kinds else None for a in node.attribute}
-    return OnnxNode(op, node.name, tuple(node.input), tuple(node.output), attributes)
+    if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in node.attribute):
+        raise BuffetError(
+            f"{where}: node {show(node.name)} ({one_line(op, 40)}): control flow is not supported"
+        )
+    attributes = {_text(a.name): kinds[a.type](a) if a.type in kinds else None for a in node.attribute}
+    return OnnxNode(op, _text(node.name), _texts(node.input), _texts(node.output), attributes)
+
+
+def _text(value: str | bytes) -> str:
+    """A name; protobuf leaves one that is no UTF-8 as bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:
+    return tuple(map(_text, values))
 
 
 def _tensor(tensor: Any, path: Path, where: str) -> Array:

@@ -53,7 +53,8 @@ class Patterns:
     def factors(self, name: str, depth: int = DEEPEST) -> tuple[float, tuple[str, ...]]:
         """A tensor as a number times other tensors."""
         if (node := self.node(name, "Mul")) and depth:
-            total, names = 1.0, ()
+            total = 1.0
+            names: tuple[str, ...] = ()
             for part in node.inputs:
                 if (constant := self.number(part)) is not None:
                     total *= constant
@@ -84,7 +85,7 @@ class Patterns:
             return None
         for x, other in (names, names[::-1]):
             shifted = self.plus_number(other)
-            if shifted is None or not close(shifted[1], 1):
+            if shifted is None or not close(shifted[1], 1.0):
                 continue
             if node := self.node(shifted[0], "Erf"):
                 scale, inner = self.factors(node.inputs[0])
@@ -107,7 +108,7 @@ class Patterns:
             )
         if len(names) == 2 and x in names:
             shifted = self.plus_number(names[1] if names[0] == x else names[0])
-            return shifted is not None and close(shifted[1], 1) and self._term(shifted[0], (x, x))
+            return shifted is not None and close(shifted[1], 1.0) and self._term(shifted[0], (x, x))
         return False
 
     def _term(self, name: str, names: tuple[str, ...]) -> bool:

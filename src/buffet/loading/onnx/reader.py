@@ -206,7 +206,7 @@ class _Reader:
         if self.patterns.mean_of(node.inputs[1]) == self.patterns.origin(node.inputs[0]):
             return self.writer.centred(_view(x))
         if isinstance(y, np.ndarray):
-            return self.writer.plus(_view(x), -y.astype(np.float64))
+            return self.writer.plus(_view(x), np.asarray(-y.astype(np.float64)))
         minus = self._neg(node, y)
         return self.writer.plus(minus, x) if isinstance(x, np.ndarray) else self.writer.sum(_view(x), minus)
 
@@ -216,21 +216,21 @@ class _Reader:
 
     def _mul(self, node: OnnxNode, x: Value, y: Value) -> Value:
         for one, other in ((x, y), (y, x)):
-            if isinstance(other, np.ndarray) and not isinstance(one, Opaque):
-                return self.writer.times(_view(one), other)
+            if isinstance(one, View) and isinstance(other, np.ndarray):
+                return self.writer.times(one, other)
         if found := self.patterns.gelu(node.outputs[0]):
-            read, form, factor = found
-            return replace(self.writer.apply(_view(self.values[read]), form), factor=factor)
-        for one, other in (node.inputs, node.inputs[::-1]):
-            found = self.patterns.inverse_deviation(other)
-            if found and found[0] == self.patterns.origin(one):
-                return self.writer.normalised(_view(self.values[one]), found[1])
+            read, form, scale = found
+            return replace(self.writer.apply(_view(self.values[read]), form), factor=scale)
+        for name, factor in (node.inputs, node.inputs[::-1]):
+            deviation = self.patterns.inverse_deviation(factor)
+            if deviation and deviation[0] == self.patterns.origin(name):
+                return self.writer.normalised(_view(self.values[name]), deviation[1])
         _view(x), _view(y)
         raise UnsupportedError("a product of two values; only GELU, LayerNorm and attention have one")
 
     def _div(self, node: OnnxNode, x: Value, y: Value) -> Value:
         if isinstance(y, np.ndarray):
-            return self.writer.times(_view(x), 1 / y.astype(np.float64))
+            return self.writer.times(_view(x), np.asarray(1 / y.astype(np.float64)))
         found = self.patterns.deviation(node.inputs[1])
         if found and found[0] == self.patterns.origin(node.inputs[0]):
             return self.writer.normalised(_view(x), found[1])
@@ -285,11 +285,11 @@ class _Reader:
 
     def _matmul(self, node: OnnxNode, x: Value, y: Value) -> Value:
         if isinstance(y, np.ndarray):
-            return self.writer.affine(_view(x), _matrix(y).T)
+            return self.writer.linear(_view(x), _matrix(y).T)
         if isinstance(x, np.ndarray):
             view = _view(y)
             turned = replace(view, places=view.places.swapaxes(-1, -2))
-            found = self.writer.affine(turned, _matrix(x))
+            found = self.writer.linear(turned, _matrix(x))
             return replace(found, places=found.places.swapaxes(-1, -2))
         return self.writer.product(_view(x), _view(y))
 
@@ -300,7 +300,7 @@ class _Reader:
         if node.attributes.get("transA", 0):
             view = replace(view, places=view.places.T)
         matrix = weight if node.attributes.get("transB", 0) else weight.T
-        found = self.writer.affine(view, matrix if alpha == 1 else matrix.astype(np.float64) * alpha)
+        found = self.writer.linear(view, matrix if alpha == 1 else matrix.astype(np.float64) * alpha)
         if bias is None or not beta:
             return found
         return self.writer.plus(found, bias if beta == 1 else bias.astype(np.float64) * beta)

@@ -121,11 +121,11 @@ class Writer(Builder):
         if weight.shape[1] != len(features):
             raise UnsupportedError(f"its weight has {weight.shape[1]} columns for {len(features)} features")
         full = np.zeros((weight.shape[0], self.sizes[view.node][1]))
-        np.add.at(full, (slice(None), features), weight.astype(np.float64) * view.factor)
+        np.add.at(full.T, features, weight.T.astype(np.float64) * view.factor)
         zero = torch.zeros(len(full), dtype=torch.float64)
         return self.add(Affine(tensor(full), zero), view.node), tokens
 
-    def affine(self, view: View, weight: Array) -> View:
+    def linear(self, view: View, weight: Array) -> View:
         """``W x`` along the last axis."""
         node, tokens = self.dense(view, weight)
         out = weight.shape[0]
@@ -142,20 +142,16 @@ class Writer(Builder):
         """An array for the entries of a view as one for its node, and whether all tokens have the same."""
         array = np.broadcast_to(array, view.shape).astype(np.float64)
         tokens, width = self.sizes[view.node]
-        matrix = np.full(tokens * width, np.nan)
-        matrix[view.places] = array
-        if (matrix[view.places] != array).any():
+        flat = np.full(tokens * width, fill)
+        flat[view.places] = array
+        if (flat[view.places] != array).any():
             raise UnsupportedError("the same entry gets different constants")
-        matrix = matrix.reshape(tokens, width)
-        touched = ~np.isnan(matrix).all(1)
-        shared = bool((matrix[touched] == matrix[touched][:1]).all() or len(matrix[touched]) == 1)
-        if not shared:  # features no one reads are NaN, which is never equal
-            known = np.nan_to_num(matrix[touched], nan=fill)
-            shared = bool((known == known[:1]).all())
-        matrix = np.nan_to_num(matrix, nan=fill)
-        if shared:
-            matrix = np.broadcast_to(matrix[touched][:1], matrix.shape)
-        return matrix, shared
+        matrix = flat.reshape(tokens, width)
+        touched = np.zeros(tokens * width, bool)
+        touched[view.places] = True
+        some = matrix[touched.reshape(tokens, width).any(1)]
+        shared = bool((some == some[:1]).all())
+        return (np.broadcast_to(some[:1], matrix.shape) if shared else matrix), shared
 
     def plus(self, view: View, array: Array) -> View:
         """A constant added."""
