@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from buffet.certificates.certificate import Certificate, certify_to
     from buffet.engine import Engine
     from buffet.errors import BuffetError
-    from buffet.loading import Model, load
+    from buffet.loading import Model, OnnxModel, load, read_vnnlib
     from buffet.methods import METHODS, Method
+    from buffet.properties import Property
     from buffet.regions import Box, CandidateSet, LpBall, Region
     from buffet.results import Radius, TaskRadius, Verification
     from buffet.search.radius import radius
@@ -40,6 +41,8 @@ __getattr__, __dir__ = lazy(
         "LpBall": "buffet.regions",
         "Method": "buffet.methods",
         "Model": "buffet.loading",
+        "OnnxModel": "buffet.loading",
+        "Property": "buffet.properties",
         "Radius": "buffet.results",
         "Region": "buffet.regions",
         "TaskRadius": "buffet.results",
@@ -49,6 +52,7 @@ __getattr__, __dir__ = lazy(
         "load": "buffet.loading",
         "loading": "buffet.loading",
         "radius": "buffet.search.radius",
+        "read_vnnlib": "buffet.loading",
         "verify": "buffet.verification.verify",
     },
 )
@@ -63,6 +67,8 @@ __all__ = [
     "LpBall",
     "Method",
     "Model",
+    "OnnxModel",
+    "Property",
     "Radius",
     "Region",
     "TaskRadius",
@@ -71,5 +77,6 @@ __all__ = [
     "load",
     "loading",
     "radius",
+    "read_vnnlib",
     "verify",
 ]

@@ -21,7 +21,7 @@ from buffet.cli.options import (
     parse_words,
 )
 from buffet.engine import Engine, bound_margins
-from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load
+from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
 from buffet.optimisation.context import Control
@@ -100,7 +100,7 @@ def run(request: Request, progress: Progress) -> CertifyReport:
 
     Sets how many threads PyTorch uses.
     """
-    model = load(request.model).to(torch.device(request.device))
+    model = load_checkpoint(request.model).to(torch.device(request.device))
     encoding = model.encode(request.text)
     tasks = parse_words(request.words, encoding, special=request.special)
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
@@ -184,7 +184,7 @@ def _picture(model: Model, x: Tensor) -> Picture | None:
 
 def certify_to(path: Path, request: Request, report: CertifyReport) -> None:
     """The proofs of all tasks of a report that is certified."""
-    model = load(request.model)
+    model = load_checkpoint(request.model)
     x = model.embed(request.text)
     groups = _by_size([task.words for task in report.tasks])
     regions = [LpBall(x, group, request.norm, request.eps) for group in groups]

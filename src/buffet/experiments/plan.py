@@ -18,7 +18,7 @@ from pathlib import Path
 from buffet.data import read_tsv
 from buffet.errors import BuffetError
 from buffet.experiments.config import SweepConfig
-from buffet.loading import Model, load
+from buffet.loading import Model, load_checkpoint
 from buffet.loading.checkpoint import WEIGHTS
 from buffet.loading.directories import MODELS, available
 from buffet.methods import Method
@@ -168,7 +168,7 @@ def make_plan(config: SweepConfig) -> SweepPlan:
     notes: list[str] = []
     examples = _examples(config)
     for source in config.models:
-        model = load(source)
+        model = load_checkpoint(source)
         where = ModelSource(source, model.name, model_digest(source))
         chosen = list(islice(_fitting(config, model, where, examples), config.sentences.count))
         if not chosen:

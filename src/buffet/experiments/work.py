@@ -14,7 +14,7 @@ from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.experiments.plan import ModelSource, Question, Setting, WorkUnit, model_digest
-from buffet.loading import Model, load
+from buffet.loading import Model, load_checkpoint
 from buffet.methods import Method
 from buffet.regions import LpBall
 from buffet.results import Radius
@@ -153,7 +153,7 @@ class UnitJob:
 @lru_cache(maxsize=2)
 def _model(source: ModelSource, device: str) -> Model:
     """The model, checked to be the one the plan was made for."""
-    model = load(source.source)
+    model = load_checkpoint(source.source)
     if model_digest(source.source) != source.digest:
         raise BuffetError(f"{source.source}: is not the model the sweep began with; start the sweep again")
     return model.to(device_named(device))

@@ -18,6 +18,7 @@ from buffet.loading.families import Architecture, read_architecture, read_json
 from buffet.loading.images import ImageModel, check_images
 from buffet.loading.model import Model
 from buffet.loading.network import build_program
+from buffet.loading.onnx import OnnxModel, read_onnx
 from buffet.loading.pytorch import EncoderClassifier, translate
 from buffet.loading.vision import (
     ImageConfig,
@@ -31,7 +32,7 @@ from buffet.loading.weights import Stored, in_memory, open_weights, read_tensors
 
 def load(
     source: str | Path | nn.Module | None = None, *, tokenizer: object = None, check: bool | None = None
-) -> Model:
+) -> Model | OnnxModel:
     """The model of `source`, the embedded default when nothing is given. `source` is one of
 
     * the name of an embedded model (for a directory of the same name write ``./name``);
@@ -39,7 +40,10 @@ def load(
       tokenizer (tokenizer.json, vocab.txt, or vocab.json and merges.txt);
     * ``owner/model``, an id of the Hugging Face Hub (extra ``hf``);
     * a sequence or image classifier of `transformers` in memory, or an `EncoderClassifier` around PyTorch's
-      own `nn.TransformerEncoder`.
+      own `nn.TransformerEncoder`;
+    * a file ``*.onnx`` (extra ``onnx``): a transformer that was exported as a function of its pixels or
+      embedding rows, for one sequence length. It becomes an `OnnxModel`, compared with what onnxruntime
+      computes where that is installed.
 
     A vision transformer (in Hugging Face's words or in timm's) becomes an `ImageModel`, whose `embed` takes
     an image instead of a text.
@@ -51,6 +55,20 @@ def load(
     asked. Nothing in a checkpoint is ever executed, and whatever is wrong with it is said in one
     `BuffetError`.
     """
+    if isinstance(source, str | Path) and is_onnx(source):
+        return read_onnx(source, check=check)
+    return load_checkpoint(source, tokenizer=tokenizer, check=check)
+
+
+def is_onnx(source: str | Path) -> bool:
+    """Whether a model is named by an ONNX file."""
+    return Path(source).suffix.lower() == ".onnx" and not Path(source).is_dir()
+
+
+def load_checkpoint(
+    source: str | Path | nn.Module | None = None, *, tokenizer: object = None, check: bool | None = None
+) -> Model:
+    """As `load`, for models that read texts or images: all but ONNX files."""
     if isinstance(source, nn.Module):
         return _from_module(source, tokenizer)
     name, directory = locate(source)

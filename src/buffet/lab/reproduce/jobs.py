@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from buffet.data import read_data
 from buffet.experiments.plan import digest, model_digest
 from buffet.lab.reproduce.scales import REFERENCE
-from buffet.loading import load
+from buffet.loading import load_checkpoint
 from buffet.methods import METHODS
 from buffet.regions import LpBall
 from buffet.report.margin_trace import MarginTrace
@@ -76,7 +76,7 @@ class AccuracyJob:
         return digest(["accuracy", model_digest(str(self.model)), self.sha256])
 
     def run(self) -> Accuracy:
-        model, data = load(self.model), read_data(self.data)
+        model, data = load_checkpoint(self.model), read_data(self.data)
         assert model.tokenizer is not None  # `buffet train` writes one
         network = Network(model.config, dict(model.tensors), model.tokenizer)
 
@@ -113,7 +113,7 @@ class CurveJob:
         return digest(["curve", model_digest(str(self.model)), values])
 
     def run(self) -> Curve:
-        model, eps = load(self.model), self.share * self.radius
+        model, eps = load_checkpoint(self.model), self.share * self.radius
         ball = LpBall(model.embed(self.sentence), [[self.word]], self.norm)
         reference = verify(model, ball, eps, REFERENCE, label=self.label, falsify=False).margin
         trace = MarginTrace([self.method], [reference])
