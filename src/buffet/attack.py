@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,7 +32,6 @@ SPLIT_NUMBERS = 2**17
 PATIENCE = 6
 # Sizes are kept in the range of float32.
 LARGEST = 1e30
-R = TypeVar("R", bound=Region)
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ def attack(
     target = _Target.of(program, label, mask, deadline)
     generator = torch.Generator().manual_seed(settings.seed)
     found: list[Tensor] = []
-    for part, split in _parts(program, region, settings):
+    for tasks, split in _groups(program, region, settings):
+        part = region.select(tasks)
         if found and target.expired:
             found.append(part.project(_still(part)))
             continue
@@ -155,7 +154,8 @@ def nearest_attack(
     if bool(target.flipped(region, still)[0].all()):
         return _judged(target, region, still)
     found: list[Tensor] = []
-    for part, split in _parts(program, region, settings):
+    for tasks, split in _groups(program, region, settings):
+        part = region.select(tasks)
         if target.expired:
             found.append(_still(part))
             continue
@@ -390,11 +390,10 @@ def _scale(region: LpBall) -> float:
     return float(size) if size > 0 else 1.0
 
 
-def _parts(
-    program: Program, region: R, settings: AttackSettings
-) -> Iterator[tuple[R, AbstractContextManager[None]]]:
+def _groups(
+    program: Program, region: Region, settings: AttackSettings
+) -> Iterator[tuple[Tensor, AbstractContextManager[None]]]:
     """Tasks in groups that fit into memory together, and the threads that are of use to each group."""
     each = settings.restarts * region.center.numel()
     for tasks in torch.arange(region.tasks).split(max(1, GROUP_NUMBERS // (each * len(program.nodes)))):
-        useful = torch.get_num_threads() if each * len(tasks) >= SPLIT_NUMBERS else 1
-        yield region.select(tasks), threads(useful)
+        yield tasks, threads(torch.get_num_threads() if each * len(tasks) >= SPLIT_NUMBERS else 1)
