@@ -19,6 +19,7 @@ from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.loading import Model, load
 from buffet.methods import METHODS, Method
+from buffet.methods import method_named as method
 from buffet.regions import Box, CandidateSet, LpBall, Region
 from buffet.results import Radius, TaskRadius, Verification
 from buffet.search.radius import radius
@@ -40,6 +41,7 @@ __all__ = [
     "Verification",
     "certify_to",
     "load",
+    "method",
     "radius",
     "verify",
 ]

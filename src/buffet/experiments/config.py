@@ -13,7 +13,7 @@ from buffet.errors import BuffetError
 from buffet.loading.config import explain
 from buffet.loading.sources import available
 from buffet.methods import Method, method_named
-from buffet.search.radius import STRATEGIES
+from buffet.search.root_finding import ROOT_FINDERS
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -112,8 +112,8 @@ class RadiusQuestion(_Table):
     @field_validator("search")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in STRATEGIES:
-            raise ValueError(f"radius: unknown search {value!r}; choose one of: {', '.join(STRATEGIES)}")
+        if value not in ROOT_FINDERS:
+            raise ValueError(f"radius: unknown search {value!r}; choose one of: {', '.join(ROOT_FINDERS)}")
         return value
 
 

@@ -42,10 +42,10 @@ from buffet.network import (
     Scores,
     Softmax,
 )
+from buffet.query import clean_answer
 from buffet.regions import LpBall, Region
-from buffet.search.root_finding import Strategy, hopeless, secant
+from buffet.search.root_finding import RootFinder, hopeless, secant
 from buffet.system.allocator import keep_freed_memory
-from buffet.verification.verify import clean_answer
 
 SYMBOLS = 6000
 """Noise symbols kept at the input of a block, beside one for every entry; DeepT keeps 14000, on a GPU.
@@ -101,7 +101,7 @@ def radius(
         guesses = (GUESS * broken).tolist()
 
     def search(task: int, guess: float) -> float:
-        steps: Strategy = secant(clean, guess, tolerance, largest) if clean > 0 else hopeless()
+        steps: RootFinder = secant(clean, guess, tolerance, largest) if clean > 0 else hopeless()
         try:
             eps = next(steps)
             while True:

@@ -72,6 +72,7 @@ def check_claims(points: ExactPoints, method: Method, name: str) -> Finding:
         mask=case.mask,
         engine=engine_of(case),
         falsify=False,
+        best=True,
     )
     bounds = found.margins[0]
     wrong, undecided = points.violated(bounds)
