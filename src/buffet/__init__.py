@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from buffet.engine import Engine
     from buffet.errors import BuffetError
     from buffet.loading import Model, OnnxModel, load, read_vnnlib
-    from buffet.methods import METHODS, Method
+    from buffet.methods import METHODS, Method, method
     from buffet.properties import Property
     from buffet.regions import Box, CandidateSet, LpBall, Region
     from buffet.results import Radius, TaskRadius, Verification
@@ -51,6 +51,7 @@ __getattr__, __dir__ = lazy(
         "certify_to": "buffet.certificates.certificate",
         "load": "buffet.loading",
         "loading": "buffet.loading",
+        "method": "buffet.methods",
         "radius": "buffet.search.radius",
         "read_vnnlib": "buffet.loading",
         "verify": "buffet.verification.verify",
@@ -76,6 +77,7 @@ __all__ = [
     "certify_to",
     "load",
     "loading",
+    "method",
     "radius",
     "read_vnnlib",
     "verify",

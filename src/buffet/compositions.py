@@ -84,20 +84,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
         steps=30,
         rate=0.1,
         start="best",
-        rivals=(
-            "lse",
-            "baseline",
-            "interval",
-            "dual",
-            "middle",
-            "r-buffet",
-            "lse+r-buffet",
-            "forward",
-            "backward",
-            "o-buffet",
-            "lse+o-buffet",
-            "o-backward",
-        ),
+        rivals=("lse", "interval", "o-backward"),  # those that ever win (docs/methods.md)
         summary="the tightest: backward, lse with score differences, everything free learned everywhere",
     ),
 }

@@ -98,13 +98,11 @@ class Method(Composition):
     def challengers(self, program: Program) -> tuple[Method, ...]:
         """Methods that may do better on some task of a network.
 
-        Gradients through the backward passes of all boxes cost little in one layer, and gain the most there.
+        Those that learn end to end are asked on one layer only: there gradients through all boxes cost little
+        and gain the most.
         """
-        deep = program.layers > 1
         rivals = (METHODS[name] for name in self.rivals)
-        return tuple(
-            r for r in rivals if not (deep and r.optimiser.end_to_end and r.describe().fully_backward)
-        )
+        return tuple(rival for rival in rivals if program.layers == 1 or not rival.learns)
 
     def plain(self) -> Method:
         """The same without an optimiser."""
@@ -115,14 +113,33 @@ METHODS: Mapping[str, Method] = {name: Method(**vars(parts)) for name, parts in 
 
 
 def method_named(name: str | Method, **changes: object) -> Method:
-    """The method called `name`, with the given fields changed (``None`` changes nothing)."""
+    """A method by its name (or as it is), with some parts changed; ``None`` changes nothing.
+
+    With another composition of parts a method is asked on its own, without a portfolio; other `steps`,
+    `rate`, `start` or `cells` keep it.
+
+    Args:
+        name: one of `METHODS`, or a `Method`.
+        changes: fields of `Method`: propagation, product, softmax, optimise, steps, rate, start, window,
+            cells.
+
+    Example:
+        >>> import buffet
+        >>> buffet.method("buffet", steps=60, softmax="lse").softmax
+        'lse'
+    """
     if isinstance(name, str):
         if name not in METHODS:
             raise BuffetError(f"unknown method '{name}'; choose one of: {', '.join(METHODS)}")
         name = METHODS[name]
-    known = {f.name for f in fields(Method)}
-    assert known.issuperset(changes)
+    known = [f.name for f in fields(Method)]
+    if unknown := changes.keys() - set(known):
+        raise BuffetError(f"a method has no part '{min(unknown)}'; choose some of: {', '.join(known)}")
     given = {k: v for k, v in changes.items() if v is not None}
-    if not given.keys() <= {"steps", "rate", "start", "cells"}:
-        given["rivals"] = ()  # a composition of one's own is taken by its word
+    if not given.keys() <= {"steps", "rate", "start", "cells", "rivals", "summary"}:
+        given.setdefault("rivals", ())  # a composition of one's own is taken by its word
     return replace(name, **given)  # type: ignore[arg-type]
+
+
+method = method_named
+"""What people type: ``buffet.method("buffet", steps=60, softmax="lse")``."""

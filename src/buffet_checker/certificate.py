@@ -129,12 +129,7 @@ def read_certificate(content: bytes, where: str) -> Certificate:
 
 def _sentence(raw: Any) -> Sentence:
     keys = _object(raw, "sentence", {"ids", "types"})
-<<<<<<< HEAD
-    ids, types = (_counts(keys[key], f"sentence.{key}") for key in ("ids", "types"))
-    return Sentence(ids, types)
-=======
     return Sentence(_counts(keys["ids"], "sentence.ids"), _counts(keys["types"], "sentence.types"))
->>>>>>> w-periphery
 
 
 def _claim(number: int, raw: Any) -> Claim:

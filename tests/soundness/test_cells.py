@@ -234,12 +234,12 @@ def test_cells_prove_more_and_nothing_wrong(method: str, p: float) -> None:
         chosen, ball = replace(chosen, rivals=chosen.rivals[:1]), ball.select([0])
     whole = buffet.radius(model, ball, chosen, tolerance=0.01)
     attacked = [task.attacked for task in whole.tasks]
-    cells = buffet.radius(model, ball, chosen, cells=4, tolerance=0.01, attacked=attacked)
+    cells = buffet.radius(model, ball, method_named(chosen, cells=4), tolerance=0.01, attacked=attacked)
     for a, b in zip(whole.tasks, cells.tasks, strict=True):
         assert a.certified <= b.certified < b.attacked
     assert sum(b.certified for b in cells.tasks) > 1.01 * sum(a.certified for a in whole.tasks)
     size = [0.99 * b.certified for b in cells.tasks]
-    found = buffet.verify(model, ball, size, chosen, cells=4)
+    found = buffet.verify(model, ball, size, method_named(chosen, cells=4))
     assert found.verdicts == ("certified",) * ball.tasks
     sized = ball.with_eps(size)
     points = sized.points(sized.sample(300, torch.Generator().manual_seed(1)))
@@ -251,12 +251,14 @@ def test_cells_prove_more_and_nothing_wrong(method: str, p: float) -> None:
 def test_cells_tell_how_far_they_are_and_end_with_the_budget() -> None:
     model, ball = encoder(5), random_ball(5, 0.1)
     seen: list[float] = []
-    buffet.radius(model, ball, "lse", cells=4, tolerance=0.01, attack=False, progress=seen.append)
+    buffet.radius(
+        model, ball, method_named("lse", cells=4), tolerance=0.01, attack=False, progress=seen.append
+    )
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     assert len({share for share in seen if 0.3 < share < 0.95}) >= 4
     rough = buffet.radius(model, ball, "interval", tolerance=0.5)
-    short = buffet.radius(model, ball, "lse", cells=1000, budget=0.05)
+    short = buffet.radius(model, ball, method_named("lse", cells=1000), budget=0.05)
     assert short.seconds < 2
     assert all(a.certified <= b.attacked for a, b in zip(short.tasks, rough.tasks, strict=True))
 
@@ -264,21 +266,23 @@ def test_cells_tell_how_far_they_are_and_end_with_the_budget() -> None:
 def test_a_little_less_than_radius_found_with_cells_is_verified_again() -> None:
     """By other cells: those depend on ε."""
     model, ball = encoder(2), random_ball(2, 0.1)
-    found = buffet.radius(model, ball, "lse", cells=4, attack=False)
+    found = buffet.radius(model, ball, method_named("lse", cells=4), attack=False)
     size = [0.95 * task.certified for task in found.tasks]
-    again = buffet.verify(model, ball, size, "lse", cells=4, falsify=False)
+    again = buffet.verify(model, ball, size, method_named("lse", cells=4), falsify=False)
     assert again.verdicts == ("certified",) * ball.tasks
 
 
 def test_cells_of_a_ball_of_no_size_and_of_an_engine_with_little_memory() -> None:
     model, ball = encoder(5), random_ball(5, 0.1)
-    assert buffet.verify(model, ball, 0.0, "lse", cells=4, budget=1e-6).verdicts[0] in (
+    assert buffet.verify(model, ball, 0.0, method_named("lse", cells=4), budget=1e-6).verdicts[0] in (
         "certified",
         "unknown",
     )
     small = buffet.Engine(memory=4 << 20)
     alone = replace(method_named("buffet"), rivals=())
-    with_cells = buffet.verify(model, ball.select([0]), 2.0, alone, cells=2, falsify=False, engine=small)
+    with_cells = buffet.verify(
+        model, ball.select([0]), 2.0, method_named(alone, cells=2), falsify=False, engine=small
+    )
     assert with_cells.verdict in ("certified", "unknown"), "and not an error"
 
 
@@ -286,9 +290,9 @@ def test_only_balls_are_cut() -> None:
     model, ball = encoder(5), random_ball(5, 0.1)
     box = buffet.Box(ball.center, ball.center - 0.1, ball.center + 0.1, words=[1])
     with pytest.raises(BuffetError, match="not a Box"):
-        buffet.verify(model, box, method="lse", cells=2)
+        buffet.verify(model, box, method=method_named("lse", cells=2))
     with pytest.raises(BuffetError, match="cells 0"):
-        buffet.radius(model, ball, "lse", cells=0)
+        buffet.radius(model, ball, method_named("lse", cells=0))
 
 
 # --- certificates -------------------------------------------------------------------------------------------
@@ -300,8 +304,8 @@ def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("cells") / "model"
     model = buffet.load(write_variant(path, {"layer_norm": "no_var", "num_hidden_layers": 2}, 1))
     ball = buffet.LpBall(model.embed(TEXT), [2], p=request.param)
-    settings = {"method": "lse", "tolerance": 0.01, "attack": False}
-    whole, cells = (buffet.radius(model, ball, cells=n, **settings).certified for n in (None, 6))
+    methods = (buffet.METHODS["lse"], method_named("lse", cells=6))
+    whole, cells = (buffet.radius(model, ball, m, tolerance=0.01, attack=False).certified for m in methods)
     assert cells > 1.02 * whole
     region = ball.with_eps(0.2 * whole + 0.8 * cells)
     _, content, checkpoint = certify(model, [region], method_named("lse", cells=6))

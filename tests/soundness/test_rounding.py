@@ -17,9 +17,10 @@ from buffet.network import Apply, Bilinear, Softmax
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.rounding import typical
 from buffet.propagation.walk import bound_nodes
+from buffet.query import clean_answer
 from buffet.regions import Box, LpBall
 from buffet.relaxations.table import Relaxer
-from buffet.verification.verify import clean_answer, verify
+from buffet.verification.verify import verify
 
 LAYER = "bert.encoder.layer.0."
 CONFIG = ModelConfig(

@@ -232,5 +232,5 @@ def test_what_cannot_be_certified_is_not_written(tmp_path: Path) -> None:
     model = buffet.load(write_variant(tmp_path / "model", {"layer_norm": "no_var"}, 1))
     region = buffet.LpBall(model.embed("a gripping film"), [2], 2)
     with pytest.raises(buffet.BuffetError, match="is not proven"):
-        certify_to(tmp_path / "proof", model, region, 100.0)
+        certify_to(tmp_path / "proof", model, region, 100.0, "baseline")
     assert not list(tmp_path.glob("*proof*"))

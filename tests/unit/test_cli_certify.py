@@ -85,6 +85,10 @@ def test_at_a_given_size_the_exit_code_is_the_verdict(run: Run, tiny: Path) -> N
     report = json.loads(small.out)
     assert (small.code, report["verdict"]) == (0, "certified")
     assert all(task["certified"] == 1e-6 and task["margin"] > 0 for task in report["tasks"])
+    best = json.loads(certify(run, tiny, "--eps", "1e-6", "--best", "--json").out)
+    assert best["command"].endswith(f"--best {shlex.quote(TEXT)}")
+    for first, largest in zip(report["tasks"], best["tasks"], strict=True):
+        assert largest["margin"] >= first["margin"]
     large = certify(run, tiny, "--eps", "1000", "--json")
     report = json.loads(large.out)
     assert large.code == 1
@@ -311,8 +315,10 @@ def test_unknown_models_are_answered_with_the_known_ones(run: Run) -> None:
 
 def test_options_without_effect_are_remarked_on(run: Run, tiny: Path) -> None:
     options = ("--words", "1+2,2+1", "--eps", "-0", "--method", "baseline", "--steps", "5")
-    outcome = certify(run, tiny, *options, "--search", "bisection", "--json")
-    assert outcome.err.splitlines() == ["--steps: has no effect here", "--search: has no effect here"]
+    outcome = certify(run, tiny, *options, "--search", "bisection", "--best", "--json")
+    assert outcome.err.splitlines() == [
+        f"--{name}: has no effect here" for name in ("steps", "search", "best")
+    ]
     found = json.loads(outcome.out)
     assert [task["words"] for task in found["tasks"]] == [[1, 2]]
     assert str(found["query"]["eps"]) == "0.0"

@@ -94,7 +94,7 @@ def test_radii_are_searched_on_the_device(method: str) -> None:
     with watch():
         region = LpBall(_rows().to(DEVICE), [[1], [2]], 2)
         model = _model(num_hidden_layers=1).to(DEVICE)
-        found = buffet.radius(model, region, method, steps=2, tolerance=0.3, attack=False)
+        found = buffet.radius(model, region, method_named(method, steps=2), tolerance=0.3, attack=False)
         assert found.certified > 0
 
 
@@ -107,7 +107,7 @@ def test_a_loaded_model_moves_as_a_whole() -> None:
         assert x.device == there.embed(text).device == DEVICE
         logits = there.logits(x.double()).cpu()
         mask = torch.ones(len(x), dtype=torch.bool, device=DEVICE)
-        assert buffet.verify(there, LpBall(x, [2]), 0.01, mask=mask).verdict == "certified"
+        assert buffet.verify(there, LpBall(x, [2]), 0.01, "baseline", mask=mask).verdict == "certified"
     torch.testing.assert_close(logits, model.logits(model.embed(text).double()))
 
 

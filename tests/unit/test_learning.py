@@ -10,7 +10,7 @@ import torch
 
 from buffet.errors import BuffetError
 from buffet.lab.random_models import RandomModel
-from buffet.methods import METHODS
+from buffet.methods import METHODS, method_named
 from buffet.network import Apply
 from buffet.optimisation.adam import Adam
 from buffet.optimisation.boxes import Tuning
@@ -52,7 +52,7 @@ def test_the_flagship_is_never_worse(seed, layers, pooling):
         if method.optimise == "none":  # its margins fall with ε: no need to search for its radius
             assert "certified" not in verify(model, region, more, name, falsify=False).verdicts, name
         elif name != "buffet":
-            other = radius(model, region, name, steps=20, attacked=attacked)
+            other = radius(model, region, method_named(name, steps=20), attacked=attacked)
             assert all(task.certified <= size for task, size in zip(other.tasks, more, strict=True)), name
 
 
@@ -146,7 +146,7 @@ def test_a_budget_is_kept_and_what_it_proves_is_proven():
     hurried = verify(model, region, sizes, "buffet", budget=1e-9)
     assert hurried.verdict in ("certified", "unknown")
     with pytest.raises(BuffetError, match="budget"):
-        verify(model, region, budget=0.0)
+        verify(model, region, method="baseline", budget=0.0)
 
 
 def test_time_may_run_out_while_learning_starts():
@@ -155,20 +155,22 @@ def test_time_may_run_out_while_learning_starts():
     for name in ("o-buffet", "lse+o-buffet"):
         plain = smallest(model, region, name, optimise="none")
         for budget in (1e-6, 0.05, 0.2, 0.4):
-            found = verify(model, region, method=name, start="best", budget=budget, falsify=False)
+            found = verify(
+                model, region, method=method_named(name, start="best"), budget=budget, falsify=False
+            )
             assert (found.margins.amin(-1).isnan() | (found.margins.amin(-1) >= plain - 1e-3)).all()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_single_token_has_no_differences(name):
     model, region = encoder(0, pooling="mean"), LpBall(ball(0, 0.1).center[:1], [[0]], 2, 1e-4)
-    assert verify(model, region, method=name, steps=3).verdict == "certified"
+    assert verify(model, region, method=method_named(name, steps=3)).verdict == "certified"
 
 
 def test_a_trace_takes_every_step_though_the_task_is_proven(tmp_path):
     model, region = encoder(0), ball(0, 0.01)
     trace = MarginTrace(["one", "two"], [0.5, 0.25])
-    assert verify(model, region, method="o-buffet", steps=3, trace=trace).verdict == "certified"
+    assert verify(model, region, method=method_named("o-buffet", steps=3), trace=trace).verdict == "certified"
     assert [len(curve) for curve in trace.curves] == [3, 3]
     lines = trace.render(tmp_path / "trace.csv").decode().splitlines()
     assert lines[0] == "task,step,margin,baseline"
@@ -181,7 +183,7 @@ def test_following_the_root_gains_radius():
     """Learned at the edge of what can be proven, α certify more than any fixed one here."""
     model, region = encoder(1), ball(1, 0.1)
     plain = radius(model, region, "baseline", attack=False)
-    learned = radius(model, region, "o-buffet", attack=False, steps=40)
+    learned = radius(model, region, method_named("o-buffet", steps=40), attack=False)
     for ours, theirs in zip(learned.tasks, plain.tasks, strict=True):
         assert ours.certified >= theirs.certified
     assert learned.certified > 1.02 * plain.certified

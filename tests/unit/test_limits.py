@@ -97,6 +97,7 @@ def test_groups_of_words_share_what_is_left_of_a_budget(tmp_path, capsys):
         trace=None,
         label=None,
         attack=False,
+        best=False,
         seed=0,
         memory=None,
         threads=None,

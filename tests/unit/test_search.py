@@ -13,12 +13,15 @@ from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading import ModelConfig
-from buffet.methods import METHODS, Method
+from buffet.methods import METHODS, Method, method_named
 from buffet.optimisation.starts import STARTS
 from buffet.regions import Box, LpBall
-from buffet.search import schedule as driver
+from buffet.search import margin_function, portfolio
+from buffet.search.margin_function import MarginFunction
+from buffet.search.policy import POLICY
 from buffet.search.radius import radius
-from buffet.search.root_finding import STRATEGIES
+from buffet.search.root_finding import ROOT_FINDERS
+from buffet.search.schedule import Schedule
 from buffet.verification.verify import verify
 from random_encoders import encoder
 
@@ -49,17 +52,17 @@ def flagship(*rivals: str, steps: int = 5) -> Method:
     return replace(METHODS["buffet"], steps=steps, rivals=rivals)
 
 
-@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("search", ROOT_FINDERS)
 def test_one_task_leads_and_the_others_are_asked_in_one_call(search, monkeypatch):
     """After the first task one engine call per round, for unfinished tasks only; radii as one by one."""
     sizes: list[int] = []
-    original = driver.bound_margins
+    original = margin_function.bound_margins
 
     def counted(model, region, *rest):
         sizes.append(region.tasks)
         return original(model, region, *rest)
 
-    monkeypatch.setattr(driver, "bound_margins", counted)
+    monkeypatch.setattr(margin_function, "bound_margins", counted)
     model, x = small_model(), sentence()
     words = [[0], [1], [3]]
     together = radius(model, LpBall(x, words, 2), "interval", search=search, attack=False)
@@ -79,13 +82,13 @@ def test_one_task_leads_and_the_others_are_asked_in_one_call(search, monkeypatch
 def test_on_more_layers_tasks_start_in_groups_that_grow(monkeypatch):
     """Every group profits by what is known of the groups before it; none begins before these have ended."""
     begun: list[list[int]] = []
-    original = driver.Driver.run
+    original = Schedule.run
 
-    def seen(self, prove, guesses, *rest):
+    def seen(self, margin, guesses, *rest):
         begun.append(list(guesses))
-        return original(self, prove, guesses, *rest)
+        return original(self, margin, guesses, *rest)
 
-    monkeypatch.setattr(driver.Driver, "run", seen)
+    monkeypatch.setattr(Schedule, "run", seen)
     found = radius(encoder(0), LpBall(sentence(6), [[i] for i in range(6)], 2), "interval", attack=False)
     assert begun == [[0], [1, 2], [3, 4, 5]]
     assert all(task.certified > 0 for task in found.tasks)
@@ -93,15 +96,15 @@ def test_on_more_layers_tasks_start_in_groups_that_grow(monkeypatch):
 
 def test_a_margin_is_learned_for_all_tasks_at_once_after_one_was_asked_without_learning(monkeypatch):
     asked: list[tuple[str, int]] = []
-    original = driver.bound_margins
+    original = margin_function.bound_margins
 
     def seen(model, region, method, *rest):
         asked.append((method.optimise, region.tasks))
         return original(model, region, method, *rest)
 
-    monkeypatch.setattr(driver, "bound_margins", seen)
+    monkeypatch.setattr(margin_function, "bound_margins", seen)
     ball = LpBall(sentence(), [[0], [1], [3]], 2)
-    learned = radius(small_model(), ball, "baseline", optimise="final", attack=False)
+    learned = radius(small_model(), ball, method_named("baseline", optimise="final"), attack=False)
     first = [mode for mode, _ in asked].index("final")
     assert first > 0
     assert asked[:first] == [("none", 1)] * first
@@ -140,8 +143,8 @@ def test_the_paper_search_agrees_with_the_secant():
 
 def test_wrong_label_has_radius_zero():
     model, region = small_model(), LpBall(sentence(), [[0], [2]], 2)
-    right = radius(model, region, attack=False).label
-    found = radius(model, region, label=1 - right, attack=False)
+    right = radius(model, region, "baseline", attack=False).label
+    found = radius(model, region, "baseline", label=1 - right, attack=False)
     assert found.clean_margin < 0
     assert found.certified == found.attacked == 0.0
     assert found.evaluations == 0
@@ -163,7 +166,7 @@ def test_a_constant_model_is_certified_up_to_the_cap():
         (*body, type(last)(type(last.op)(0 * last.op.weight, last.op.bias), last.inputs))
     )
     model = RandomModel(model.config, flat.to(torch.float32), flat)
-    found = radius(model, LpBall(sentence(), [1], 2), largest=0.5)
+    found = radius(model, LpBall(sentence(), [1], 2), "baseline", largest=0.5)
     assert found.certified == 0.5
     assert found.attacked == math.inf
 
@@ -186,7 +189,6 @@ def test_progress_grows_to_one():
         ({"largest": math.inf}, "largest"),
         ({"largest": 0.0}, "largest"),
         ({"label": 2}, "label 2"),
-        ({"window": 1}, "window"),
     ],
 )
 def test_bad_arguments_are_one_line(settings, message):
@@ -206,13 +208,13 @@ def test_every_word_of_the_embedded_model_is_bracketed():
     text = "a moving film"
     words = [[i] for i, special in enumerate(model.special(text)) if not special]
     region = LpBall(model.embed(text), words, 2)
-    found = radius(model, region, engine=Engine())
+    found = radius(model, region, "baseline", engine=Engine())
     for task in found.tasks:
         assert 0 < task.certified <= task.attacked < math.inf
         assert task.margin > 0
         assert task.evaluations <= 15
-    assert verify(model, region, found.certified).verdict == "certified"
-    assert verify(model, region, [t.attacked for t in found.tasks]).verdict != "certified"
+    assert verify(model, region, found.certified, "baseline").verdict == "certified"
+    assert verify(model, region, [t.attacked for t in found.tasks], "baseline").verdict != "certified"
 
 
 def test_words_side_by_side_have_the_radii_they_have_one_after_the_other():
@@ -243,15 +245,15 @@ def test_a_label_that_is_wrong_to_begin_with_has_radius_0_by_every_kind_of_searc
 def test_rivals_are_first_asked_in_single_precision_only(monkeypatch):
     """Where it is too narrow for a rival, its bounds are wide: no second try in double precision."""
     widened: list[bool] = []
-    original = driver.bound_margins
+    original = margin_function.bound_margins
 
     def seen(model, region, method, label, engine, *rest):
         widened.append(engine.widen)
         return original(model, region, method, label, engine, *rest)
 
-    monkeypatch.setattr(driver, "bound_margins", seen)
-    monkeypatch.setattr(driver, "side_by_side", lambda work, items, done=None: [work(i) for i in items])
-    method = flagship("lse", "baseline", "interval")
+    monkeypatch.setattr(margin_function, "bound_margins", seen)
+    monkeypatch.setattr(portfolio, "side_by_side", lambda work, items, done=None: [work(i) for i in items])
+    method = flagship("lse", "interval")
     found = radius(small_model(), LpBall(sentence(), [[0]], 2), method, attack=False)
     assert found.certified > 0
     assert widened[0]
@@ -261,15 +263,16 @@ def test_rivals_are_first_asked_in_single_precision_only(monkeypatch):
 def test_a_rival_that_gains_by_learning_is_asked_on_one_layer_however_far_it_is_before(monkeypatch):
     """alpha-CROWN's way of learning may prove a fifth more than the same bounds without it."""
     asked: list[str] = []
-    original = driver.Prover.learn_from
+    original = MarginFunction.learn_from
 
     def seen(self, tasks, eps):
         asked.append(self.method.propagation)
         return original(self, tasks, eps)
 
-    monkeypatch.setattr(driver.Prover, "learn_from", seen)
-    monkeypatch.setattr(driver, "CLOSE", -math.inf)  # nobody comes near without learning
-    monkeypatch.setattr(driver, "PROMISING", math.inf)  # nor with
+    monkeypatch.setattr(MarginFunction, "learn_from", seen)
+    # Nobody comes near without learning, nor with.
+    policy = replace(POLICY, close=-math.inf, promising=math.inf)
+    monkeypatch.setattr(portfolio, "POLICY", policy)
     radius(small_model(), LpBall(sentence(), [[0], [1]], 2), flagship("lse", "o-backward"), attack=False)
     assert "backward" in asked
 
@@ -279,7 +282,7 @@ def test_a_rival_that_learns_searches_on_its_own_if_it_promises_something(monkey
     """It is asked about the task that it comes nearest to without learning."""
     learned: list[tuple[int, ...]] = []
     margins: list[float] = []
-    ask, learn_from = driver.Prover.__call__, driver.Prover.learn_from
+    ask, learn_from = MarginFunction.__call__, MarginFunction.learn_from
 
     def asked(self, tasks, eps):
         found = ask(self, tasks, eps)
@@ -292,9 +295,9 @@ def test_a_rival_that_learns_searches_on_its_own_if_it_promises_something(monkey
             learned.append(tuple(tasks))
         return learn_from(self, tasks, eps)
 
-    monkeypatch.setattr(driver.Prover, "__call__", asked)
-    monkeypatch.setattr(driver.Prover, "learn_from", seen)
-    monkeypatch.setattr(driver, "PROMISING", promising)
+    monkeypatch.setattr(MarginFunction, "__call__", asked)
+    monkeypatch.setattr(MarginFunction, "learn_from", seen)
+    monkeypatch.setattr(portfolio, "POLICY", replace(POLICY, promising=promising))
     monkeypatch.setitem(METHODS, "o-backward", replace(METHODS["o-backward"], steps=30))
     # Of this network it proves more than a flagship that does not learn.
     model, region = small_model(1), LpBall(sentence(), [[0], [1], [2]], 2)
@@ -311,5 +314,5 @@ def test_every_start_of_learning_can_be_searched_with():
     model, region = small_model(), LpBall(sentence(), [[0], [1]], 2)
     plain = radius(model, region, "baseline", attack=False)
     for start in STARTS:
-        found = radius(model, region, "o-buffet", start=start, attack=False)
+        found = radius(model, region, method_named("o-buffet", start=start), attack=False)
         assert all(a.certified >= b.certified for a, b in zip(found.tasks, plain.tasks, strict=True))

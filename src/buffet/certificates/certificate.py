@@ -28,11 +28,13 @@ from buffet.network import Program
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Memory
 from buffet.propagation.clean_run import Scene
+from buffet.query import clean_answer, sized
 from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
 from buffet.relaxations.relaxation import Parameters
 from buffet.search.branching import check_cuttable
+from buffet.search.cells import tree_of_proofs
+from buffet.search.portfolio import Ladder
 from buffet.system.files import write_atomically
-from buffet.verification.verify import QUICK_RIVALS, clean_answer, sized, tree_of_proofs
 from buffet_checker import BadInputError
 from buffet_checker.certificate import KEY, SCHEMA
 from buffet_checker.check import judge
@@ -57,7 +59,7 @@ def certify_to(
     model: Model,
     region: Region,
     eps: float | Sequence[float] | Tensor | None = None,
-    method: str | Method = "baseline",
+    method: str | Method = "buffet",
     *,
     label: int | None = None,
     text: str | None = None,
@@ -179,10 +181,9 @@ def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tu
 def _first_proof(
     model: Model, region: Region, method: Method, label: int, memory: Memory | None = None
 ) -> tuple[Method, Proof]:
-    """A proof by the method, which may remember something, or one of its rivals, the quick ones first."""
-    rivals = method.challengers(model.program64)
+    """A proof by the method, which may remember something, or one of its rivals, the cheapest first."""
     best = -math.inf
-    for candidate in (*rivals[:QUICK_RIVALS], method, *rivals[QUICK_RIVALS:]):
+    for candidate in Ladder.of(method, model.program64):
         scene = candidate.scene(model.program64, region.center, label)
         for learned in _learned(candidate, scene, region, memory if candidate is method else None):
             for room in ROOMS:

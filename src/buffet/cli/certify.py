@@ -152,6 +152,14 @@ def certify(
     no_attack: Annotated[
         bool, typer.Option("--no-attack", help="Do not look for moves that change the answer.")
     ] = False,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="With --eps: find the largest margin of the method and the others it asks. By default the"
+            " quickest are asked first, and the first proof is the answer.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the attack.")] = 0,
     threads: Annotated[
         int | None,
@@ -183,10 +191,10 @@ def certify(
     """
     from buffet.cli.answer import print_report
     from buffet.cli.request import Request, certify_to, run
+    from buffet.query import checked_budget
     from buffet.report import render_html
-    from buffet.search.root_finding import STRATEGIES
+    from buffet.search.root_finding import ROOT_FINDERS
     from buffet.system.devices import device_named
-    from buffet.verification.verify import checked_budget
 
     request = Request(
         text=text,
@@ -212,14 +220,15 @@ def certify(
         trace=trace,
         label=label,
         attack=not no_attack,
+        best=best,
         seed=within("--seed", seed, 0, 2**63 - 1),
         memory=None if memory is None else parse_memory(memory),
         threads=None if threads is None else within("--threads", threads, 1, 4096),
         device=str(device_named(device)),
     )
     request.chosen  # noqa: B018 (an unknown part is an error before any work)
-    if search not in STRATEGIES:
-        raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(STRATEGIES)}")
+    if search not in ROOT_FINDERS:
+        raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(ROOT_FINDERS)}")
     if trace is not None and not (eps is not None and request.chosen.learns):
         raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
     if certificate is not None and eps is None:
@@ -254,4 +263,6 @@ def _idle(request: Request) -> list[str]:
     options = [f"--{name}" for name in idle if request.parts[name] is not None]
     if request.eps is not None and request.search != "secant":
         options.append("--search")
+    if request.best and (request.eps is None or not request.chosen.rivals):
+        options.append("--best")
     return options

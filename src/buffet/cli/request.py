@@ -25,6 +25,7 @@ from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
 from buffet.optimisation.context import Control
+from buffet.query import clean_answer
 from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
@@ -40,7 +41,7 @@ from buffet.report.margin_trace import MarginTrace
 from buffet.search.radius import radius
 from buffet.system.files import write_atomically
 from buffet.system.parallel import cores
-from buffet.verification.verify import clean_answer, verify
+from buffet.verification.verify import verify
 
 Progress = Callable[[float], None]
 LEAST_BUDGET = 1e-3
@@ -64,6 +65,7 @@ class Request:
     trace: Path | None
     label: str | None
     attack: bool
+    best: bool  # the largest margin, not just a proof
     seed: int
     memory: int | None
     threads: int | None  # None: one, or where words can be worked on at the same time all there are
@@ -89,6 +91,7 @@ class Request:
             "--device": None if self.device == "cpu" else self.device,
         }
         flags = ["--special"] * self.special + ["--no-attack"] * (not self.attack)
+        flags += ["--best"] * self.best
         options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
         # A text that starts like an option must come after "--".
         text = ["--", self.text] if self.text.startswith("-") else [self.text]
@@ -296,6 +299,7 @@ def _verdicts(
         label=label,
         falsify=AttackSettings(seed=request.seed) if request.attack else False,
         budget=_until(request, end).budget,
+        best=request.best,
         trace=told,
         seed=request.seed,
         engine=engine,

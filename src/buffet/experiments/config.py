@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from buffet.errors import BuffetError, validated
 from buffet.loading.directories import available
 from buffet.methods import Method, method_named
-from buffet.search.radius import STRATEGIES
+from buffet.search.root_finding import ROOT_FINDERS
 from buffet.system.files import read_text
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -112,8 +112,8 @@ class RadiusQuestion(_Table):
     @field_validator("search")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in STRATEGIES:
-            raise ValueError(f"radius: unknown search {value!r}; choose one of: {', '.join(STRATEGIES)}")
+        if value not in ROOT_FINDERS:
+            raise ValueError(f"radius: unknown search {value!r}; choose one of: {', '.join(ROOT_FINDERS)}")
         return value
 
 

@@ -137,6 +137,7 @@ class UnitJob:
             self.unit.method,
             label=setting.label,
             falsify=False,
+            best=True,  # rows hold margins to compare methods by
             engine=Engine(memory=self.place.memory),
         )
         answers = []

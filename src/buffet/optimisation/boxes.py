@@ -32,7 +32,7 @@ from buffet.relaxations.table import Relaxer
 class TunedBoxes(FinalMargin):
     """As `FinalMargin`, and before it what is free behind every box."""
 
-    learns_boxes = True
+    learns_boxes, margin_only = True, False
     plan = StepPlan(first=0.6, other=0.3, near=0.1, faster=1.0, reach=0.4)
 
     def _no_gradients(self) -> AbstractContextManager[object]:

@@ -29,6 +29,7 @@ Evaluate = Callable[[Sheet], tuple[Float[Tensor, "tasks others"], Gradient]]
 class FinalMargin(Optimiser):
     """α, slopes and tangent points of the margin's own backward pass; boxes stay as they are."""
 
+    margin_only = True
     plan: ClassVar[StepPlan] = StepPlan(first=0.04, other=0.04, near=0.0, faster=8.0, reach=0.6)
 
     def _improve(self, problem: Problem, bounds: Bounds, control: Control, spent: float) -> Margins:

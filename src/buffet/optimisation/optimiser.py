@@ -80,6 +80,7 @@ class Optimiser(ABC):
 
     learns: ClassVar[bool] = True
     learns_boxes: ClassVar[bool] = False  # whether boxes are learned too, for every task on its own
+    margin_only: ClassVar[bool] = False  # whether nothing but the margin's own bounds is learned
     end_to_end: ClassVar[bool] = False  # whether gradients pass through the boxes that parameters change
 
     def bound(self, problem: Problem, control: Control) -> Margins:

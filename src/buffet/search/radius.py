@@ -1,66 +1,42 @@
-"""The certified radius: the largest ε a method proves, found with few evaluations.
-
-`driver` runs the searches of all tasks; `strategies` says which ε a search tries next.
-"""
+"""The certified radius: the largest ε a method proves, found with few evaluations."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
+from buffet.query import Query, clean_answer, deadline_of, without_padding
 from buffet.regions import LpBall, Region
 from buffet.results import Radius, Subject, TaskRadius
 from buffet.search.branching import check_cuttable
-from buffet.search.root_finding import STRATEGIES, Shape, Strategy, hopeless
-from buffet.search.schedule import TOLERANCE, Begin, Driver, Prover, Query
-from buffet.verification.verify import checked_budget, clean_answer, without_padding
+from buffet.search.cells import search_by_cells
+from buffet.search.margin_function import MarginFunction
+from buffet.search.policy import POLICY
+from buffet.search.portfolio import challenge
+from buffet.search.root_finding import ROOT_FINDERS, RootFinder, Shape, hopeless
+from buffet.search.schedule import NewFinder, Range, Schedule
 
-LEARNED_TOLERANCE, CHEAP_TOLERANCE = 2e-2, 5e-3
-"""Of a search, relative, where the method learns its boxes, which moves its margins by about as much; and on
-networks of one layer, where asking once more costs little."""
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
-ATTACK_SHARE = 0.25
-"""The most of a budget that attacks may take before the search begins."""
-GUESS_ATTACK = AttackSettings(steps=10, restarts=1)
-SMALL_SHARE, LOST = 0.9, 0.8
-"""Radii are expected between this share of the attacked one, smaller by a factor of exp(−0.8) for every
-layer, and that itself."""
-MIDDLE, BEYOND_QUICK = 0.33, 0.45
-"""How far on the way (in logarithms) from there, or from what a quick method proves, to the attacked one."""
-BEYOND_PLAIN = 1.06
-"""How much more the same method may prove when it learns how to bound the margin; on the way to the attacked
-radius, not more than half of it."""
-ROUGH, PLAIN = 0.05, 0.01
-"""The tolerance of searches that only lead to others: by a quick method, and by the same without learning."""
 
 
 def radius(
     model: Classifier,
     region: Region,
-    method: str | Method = "baseline",
+    method: str | Method = "buffet",
     *,
     label: int | None = None,
     mask: Bool[Tensor, "tokens"] | None = None,
-    propagation: str | None = None,
-    product: str | None = None,
-    softmax: str | None = None,
-    optimise: str | None = None,
-    steps: int | None = None,
-    rate: float | None = None,
-    start: str | None = None,
-    window: int | None = None,
-    cells: int | None = None,
     search: str = "secant",
     tolerance: float | None = None,
     largest: float = LARGEST_RADIUS,
@@ -75,125 +51,175 @@ def radius(
 
     Args:
         region: an `LpBall`; its own size, if any, is ignored.
+        method: a name in `buffet.METHODS`, or what `buffet.method` makes of one.
+        label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
-        propagation, product, softmax, optimise, steps, rate, start, window, cells: replace parts of the
-            method.
         search: ``secant`` (safeguarded) or ``bisection`` (doubling from 0.01 and ten halvings, as in the
             BuFFeT paper).
         tolerance: of the secant search, relative; by default 0.001, or 0.02 where the method learns its
             boxes (0.005 on one layer), which moves its margins by about that.
+        largest: the search ends here.
         attack: also look for the upper end of the bracket.
         attacked: that upper end of every task, if it is known already.
         budget: seconds after which the best of what is proven by then is returned; attacks take a quarter
             of them at most.
         progress: called with the finished share of the work, 0 to 1.
+
+    Example:
+        >>> import buffet
+        >>> model = buffet.load()
+        >>> region = buffet.LpBall(model.embed("a gripping , moving film"), words=[2])
+        >>> buffet.radius(model, region, buffet.method("lse", cells=4)).certified  # doctest: +SKIP
     """
     if not isinstance(region, LpBall):
         raise BuffetError(f"a {type(region).__name__} has no size to search over: use verify, or an LpBall")
-    whole = region  # its rows are counted as the caller counts them
-    if mask is not None:
-        region = without_padding(region, mask)
-        assert isinstance(region, LpBall)
-    if search not in STRATEGIES:
-        raise BuffetError(f"unknown search '{search}'; choose one of: {', '.join(STRATEGIES)}")
-    chosen = method_named(
-        method,
-        propagation=propagation,
-        product=product,
-        softmax=softmax,
-        optimise=optimise,
-        steps=steps,
-        rate=rate,
-        start=start,
-        window=window,
-        cells=cells,
-    )
-    check_cuttable(chosen, region)
-    fine = TOLERANCE if tolerance is None else tolerance
-    if tolerance is None:
-        learned = LEARNED_TOLERANCE if model.program64.layers > 1 else CHEAP_TOLERANCE
-        tolerance = learned if chosen.optimise == "tuned" else TOLERANCE
-    if not (0 < tolerance < 1 and 0 < largest < math.inf):
-        raise BuffetError(f"tolerance {tolerance} must lie in (0, 1) and largest {largest} be a finite ε > 0")
-    label, clean = clean_answer(model, region, label)
-    report = progress or (lambda share: None)
-    begin = time.perf_counter()
-    deadline = begin + checked_budget(budget) if budget is not None else None
-    attack_end = None if budget is None else begin + ATTACK_SHARE * budget
-    query = Query(model, region, label, engine or Engine(), deadline)
-    prover = Prover(query, chosen)
-    query.engine.check(prover.scene, chosen, region)
+    ball = without_padding(region, mask)
+    assert isinstance(ball, LpBall)
+    chosen = method_named(method)
+    check_cuttable(chosen, ball)
+    label, clean = clean_answer(model, ball, label)
+    goal = Goal.of(model, chosen, clean, search, tolerance, largest)
+    begin, report = time.perf_counter(), progress or (lambda share: None)
+    margin = MarginFunction(Query(model, ball, label, engine or Engine(), deadline_of(budget)), chosen)
+    margin.query.engine.check(margin.scene, chosen, ball)
+    attack_end = None if budget is None else begin + POLICY.attack_share * budget
     if attacked is not None:
-        given = torch.as_tensor(attacked, dtype=torch.float64, device=region.center.device)
-        if given.ndim > 1 or (given.ndim and len(given) != region.tasks):
-            raise BuffetError(
-                f"attacked has shape {tuple(given.shape)}; give one radius per task ({region.tasks})"
-            )
-        broken = given.expand(region.tasks)
+        broken = _given(attacked, ball)
     elif attack or clean < 0:
-        settings = AttackSettings(seed=seed)
-        broken = attacked_radius(model.program64, region, label, settings, deadline=attack_end)
+        broken = attacked_radius(model.program64, ball, label, AttackSettings(seed=seed), deadline=attack_end)
     else:
-        broken = torch.full((region.tasks,), math.inf, dtype=torch.float64, device=region.center.device)
+        broken = torch.full((ball.tasks,), math.inf, dtype=torch.float64, device=ball.center.device)
     attack_seconds = time.perf_counter() - begin
     report(0.1)
 
-    begin = time.perf_counter()
-    # Certified radii are some fraction of attacked ones; a short attack will do for a first guess.
-    scale = broken
+    begin, expected = time.perf_counter(), broken
     if not bool(broken.isfinite().all()):
-        guessed = attacked_radius(model.program64, region, label, GUESS_ATTACK, deadline=attack_end)
-        scale = torch.where(broken.isfinite(), broken, guessed)
-
-    def search_to(tolerance: float) -> Begin:
-        def begin(guess: float, shape: Shape | None, most: float) -> Strategy:
-            if not clean > 0:
-                return hopeless()
-            return STRATEGIES[search](clean, guess, tolerance, min(largest, most), shape)
-
-        return begin
-
-    driver = Driver(search_to(tolerance), region.tasks, deadline, report, 0.95 if chosen.cells == 1 else 0.3)
-    quick, *rivals = chosen.challengers(model.program64) or (None,)
-    # Quick methods have an answer should time run out, and good guesses for what follows.
-    quick = chosen.plain() if chosen.optimise in ("all", "final") else quick
-    small = SMALL_SHARE * math.exp(-LOST * model.program64.layers)
-    wide = ranges = [(small * size, size) for size in scale.tolist()]
-    place, shape = MIDDLE, None
-    if quick and (helper := Prover(query, quick)).fits:
-        asked, accuracy = ranges, tolerance
-        if chosen.optimise == "final":
-            # Margins over the same boxes: one task tells where all are.
-            asked, accuracy = ranges[:1], max(PLAIN, tolerance)
-        elif chosen.optimise == "tuned":
-            # What is learned afterwards is much more: if time cannot run out, one rough answer will do. The
-            # other tasks are then asked of the quick method as of any rival.
-            asked, accuracy = (ranges[:1], ROUGH) if deadline is None else (ranges, TOLERANCE)
-            rivals = rivals if len(asked) == len(ranges) else [quick, *rivals]
-        seen = driver.search(helper, asked, place, search_to(accuracy))
-        tried = zip(driver.brackets[: len(asked)], asked, strict=True)
-        found = [b.certified / high if high > 0 else 0.0 for b, (_, high) in tried]
-        found += found[:1] * (len(ranges) - len(asked))
-        ranges = [((f or small) * high, high) for f, (_, high) in zip(found, ranges, strict=True)]
-        place = BEYOND_QUICK
-        if chosen.optimise == "final":
-            way, shape = -math.log(found[0] or small), seen
-            place = min(math.log(BEYOND_PLAIN) / way, 0.5) if way > 0 else 0.5
-    if chosen.optimise == "all":
-        driver.improve(prover)
-    else:
-        driver.search(prover, ranges, place, shape=shape)
-    if clean > 0:
-        driver.challenge(query, rivals, clean, search_to(fine), wide, MIDDLE)
-    if chosen.cells > 1:
-        driver.branch(query, chosen, largest)
+        guess = attacked_radius(model.program64, ball, label, POLICY.guess_attack, deadline=attack_end)
+        expected = torch.where(broken.isfinite(), broken, guess)
+    whole = 0.95 if chosen.cells == 1 else 0.3
+    schedule = Schedule(goal.finder(goal.tolerance), ball.tasks, margin.query.deadline, report, whole)
+    _search(margin, goal, schedule, expected.tolist())
+    found = zip(region.moved.tolist(), schedule.brackets, broken.tolist(), schedule.counts, strict=True)
     tasks = tuple(
-        TaskRadius(tuple(words), bracket.certified, broken, bracket.margin, count)
-        for words, bracket, broken, count in zip(
-            whole.moved.tolist(), driver.brackets, broken.tolist(), driver.counts, strict=True
-        )
+        TaskRadius(tuple(words), bracket.certified, size, bracket.margin, count)
+        for words, bracket, size, count in found
     )
     report(1.0)
     seconds = time.perf_counter() - begin
-    about = replace(Subject.of(model, whole, chosen), sizes=None)
-    return Radius(label, clean, tasks, driver.calls, seconds, attack_seconds, about)
+    about = replace(Subject.of(model, region, chosen), sizes=None)
+    return Radius(label, clean, tasks, schedule.calls, seconds, attack_seconds, about)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How radii are searched: by which root finder, how accurately and how far."""
+
+    search: str
+    clean: float
+    tolerance: float  # of the method's own search, relative
+    fine: float  # of searches by methods whose margins depend on ε alone
+    largest: float
+
+    @classmethod
+    def of(
+        cls,
+        model: Classifier,
+        method: Method,
+        clean: float,
+        search: str,
+        tolerance: float | None,
+        largest: float,
+    ) -> Goal:
+        """With the tolerance that suits the method, unless one is given."""
+        if search not in ROOT_FINDERS:
+            raise BuffetError(f"unknown search '{search}'; choose one of: {', '.join(ROOT_FINDERS)}")
+        fine = own = POLICY.tolerance if tolerance is None else tolerance
+        if tolerance is None and method.optimiser.learns_boxes:
+            deep = model.program64.layers > 1
+            own = POLICY.tolerance_learned if deep else POLICY.tolerance_learned_shallow
+        if not (0 < own < 1 and 0 < largest < math.inf):
+            raise BuffetError(f"tolerance {own} must lie in (0, 1) and largest {largest} be a finite ε > 0")
+        return cls(search, clean, own, fine, largest)
+
+    def finder(self, tolerance: float) -> NewFinder:
+        """Root finders of this accuracy."""
+
+        def new(guess: float, shape: Shape | None, most: float) -> RootFinder:
+            if not self.clean > 0:
+                return hopeless()
+            return ROOT_FINDERS[self.search](self.clean, guess, tolerance, min(self.largest, most), shape)
+
+        return new
+
+
+def _given(attacked: Sequence[float], ball: LpBall) -> Float[Tensor, "tasks"]:
+    given = torch.as_tensor(attacked, dtype=torch.float64, device=ball.center.device)
+    if given.ndim > 1 or (given.ndim and len(given) != ball.tasks):
+        raise BuffetError(f"attacked has shape {tuple(given.shape)}; give one radius per task ({ball.tasks})")
+    return given.expand(ball.tasks)
+
+
+def _search(margin: MarginFunction, goal: Goal, schedule: Schedule, attacked: Sequence[float]) -> None:
+    """A quick method first, then the method itself, its rivals, and cells.
+
+    The quick one has an answer should time run out, and good guesses for what follows.
+    """
+    query, method, optimiser = margin.query, margin.method, margin.method.optimiser
+    quick, *rivals = method.challengers(query.model.program64) or (None,)
+    quick = method.plain() if optimiser.end_to_end or optimiser.margin_only else quick
+    least = _least_share(query)
+    wide = [(least * size, size) for size in attacked]
+    start = Start(wide, POLICY.place_first)
+    if quick and (helper := MarginFunction(query, quick)).fits:
+        # If time cannot run out, one rough answer of the quick method will do before boxes are learned. The
+        # other tasks are then asked of it as of any rival.
+        rough = optimiser.learns_boxes and query.deadline is None
+        rivals = [quick, *rivals] if rough and len(wide) > 1 else rivals
+        start = _started(helper, margin, goal, schedule, wide)
+    if optimiser.end_to_end:
+        schedule.improve(margin)
+    else:
+        schedule.search(margin, start.ranges, start.place, shape=start.shape)
+    if goal.clean > 0:
+        challenge(schedule, query, rivals, goal.clean, goal.finder(goal.fine), wide)
+    if method.cells > 1:
+        search_by_cells(query, method, schedule, goal.largest)
+
+
+def _least_share(query: Query) -> float:
+    """Of the attacked radius, what is expected to be certified at least."""
+    return POLICY.least_share * math.exp(-POLICY.share_lost_per_layer * query.model.program64.layers)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search begins: a place (in logarithms) in the range of every task, and the shape there."""
+
+    ranges: Sequence[Range]
+    place: float
+    shape: Shape | None = None
+
+
+def _started(
+    quick: MarginFunction, margin: MarginFunction, goal: Goal, schedule: Schedule, wide: Sequence[Range]
+) -> Start:
+    """Where the search by a method begins once a quick one was asked."""
+    optimiser = margin.method.optimiser
+    asked, accuracy = wide, goal.tolerance
+    if optimiser.margin_only:  # over the same boxes: one task tells where all are
+        asked, accuracy = wide[:1], max(POLICY.tolerance_plain, goal.tolerance)
+    elif optimiser.learns_boxes and quick.query.deadline is None:
+        asked, accuracy = wide[:1], POLICY.tolerance_rough
+    elif optimiser.learns_boxes:
+        accuracy = POLICY.tolerance
+    shape = schedule.search(quick, asked, POLICY.place_first, goal.finder(accuracy))
+    tried = zip(schedule.certified[: len(asked)], asked, strict=True)
+    shares = [certified / high if high > 0 else 0.0 for certified, (_, high) in tried]
+    shares += shares[:1] * (len(wide) - len(asked))
+    least = _least_share(margin.query)
+    ranges = [((share or least) * high, high) for share, (_, high) in zip(shares, wide, strict=True)]
+    if not optimiser.margin_only:
+        return Start(ranges, POLICY.place_beyond_quick)
+    way = -math.log(shares[0] or least)
+    place = min(math.log(POLICY.gain_of_final) / way, 0.5) if way > 0 else 0.5
+    return Start(ranges, place, shape)

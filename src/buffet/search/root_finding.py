@@ -1,6 +1,6 @@
-"""Root search on a margin as a function of ε, one evaluation at a time.
+"""Root finding on a margin as a function of ε, one evaluation at a time.
 
-A strategy is a generator for one task: it yields the next ε to try and is sent the smallest margin found
+A root finder is a generator for one task: it yields the next ε to try and is sent the smallest margin found
 there (NaN if there is no bound). Its `Bracket` only ever moves its lower end to an ε that was proven.
 """
 
@@ -11,8 +11,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-SMALLEST_RADIUS = 1e-9
-"""A task not proven here has radius 0."""
+from buffet.search.policy import POLICY
+
+Shape = Callable[[float], float]
+"""From the logarithm of a deficit to that of ε, relative to the root."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class Bracket:
         return replace(self, certified=eps, margin=margin) if margin > 0 else replace(self, failed=eps)
 
 
-Strategy = Generator[float, float, Bracket]
+RootFinder = Generator[float, float, Bracket]
 
 
-def hopeless() -> Strategy:
+def hopeless() -> RootFinder:
     """The radius of an input whose label is wrong to begin with."""
     yield from ()
     return Bracket(0.0, 0.0)
@@ -39,59 +41,46 @@ def hopeless() -> Strategy:
 
 def secant(
     clean: float, guess: float, tolerance: float, largest: float, shape: Shape | None = None
-) -> Strategy:
+) -> RootFinder:
     """Safeguarded root search on the margin as a function of ε.
 
     In logarithms of ε and of the deficit ``(clean − margin) / clean`` margin functions are smooth, rising and
     alike for all words of a sentence: the root is where the deficit is 1. The next ε is found by inverse
     interpolation there, or from the `shape` that another search has seen; when steps shrink neither the
-    bracket nor the margin enough the next one halves it. Where a margin is larger than one at a smaller ε,
-    the method has learned in between, and what it failed at before may be tried again.
+    bracket nor the margin enough, the next one halves it. Where a margin is larger than one at a smaller ε,
+    the method has learned in between, and an ε that failed before may be tried again.
     Ends when the bracket's ends agree to `tolerance`, or the proven end is that close to where its margin,
-    falling on as it did, reaches 0; or nothing is proven at `SMALLEST_RADIUS`, or all is at `largest`.
+    falling on as it did, reaches 0; or nothing is proven at the smallest ε, or all is at `largest`.
     """
     bracket = Bracket(0.0, clean)
     curve = Curve(clean)
-    eps = min(max(guess, SMALLEST_RADIUS) if math.isfinite(guess) and guess > 0 else 0.01, largest)
-    slow = rises = falls = lessons = 0
+    eps = min(max(guess, POLICY.smallest) if math.isfinite(guess) and guess > 0 else 0.01, largest)
+    slow = rises = falls = restarts = 0
     last = math.inf
     while True:
         margin = yield eps
         before = bracket
-        if margin > bracket.margin and bracket.certified > 0 and lessons < LESSONS:
-            lessons += 1
+        if margin > bracket.margin and bracket.certified > 0 and restarts < POLICY.restarts:
+            restarts += 1
             bracket, curve, rises = replace(bracket, failed=math.inf), Curve(clean), 0
         curve = curve.after(eps, margin)
         bracket = replace(bracket.after(eps, margin), curve=curve)
         low, high = bracket.certified, bracket.failed
         closed = high - low <= tolerance * low or math.nextafter(low, math.inf) >= high
         near = curve.beyond(low, shape) <= low * (1 + tolerance)
-        if low >= largest or high <= SMALLEST_RADIUS or closed or near:
+        if low >= largest or high <= POLICY.smallest or closed or near:
             return bracket
         root = curve.root(low, high, shape)
         if math.isinf(high):
-            # Just short of the expected root, twice, then past it, and ever further when that was not enough.
-            aim = root * (1.02 if rises > 1 else 1 - tolerance / 2)
-            aim = max(aim, (1 + 0.01 * 8 ** (rises - 2)) * low)
-            # A little above, where a failure would be the end of it.
-            end = (1 + 0.99 * tolerance) * low
-            eps = min(end if aim < end * (1 + tolerance / 2) else aim, 4 * low, largest)
+            eps = min(_higher(low, root, tolerance, rises), largest)
             rises += 1
             continue
         shrunk = math.isfinite(before.failed) and high - low > 0.5 * (before.failed - before.certified)
         slow = slow + 1 if shrunk and not abs(margin) < 0.5 * last else 0
         last = abs(margin)
         if low == 0:
-            # A little short of the expected root, and ever further when that was too much; but not far
-            # below what failed: margins hardly fall any more where they are far below 0. Where there is no
-            # margin at all, as beyond the reach of deep networks, the root is far away.
             falls += 1
-            short = 0.03 if falls == 1 and not shape else 0.005 * (falls + 1)
-            if math.isnan(margin):
-                further = 1 / 4 if falls < 3 else 1 / 16
-            else:
-                further = 1 / 8 if falls > 3 else 1 - 0.2 * falls
-            eps = max(further * high, (1 - short) * root if root < high else 0.0)
+            eps = _lower(high, root, margin, falls, known=shape is not None)
         elif not low < root < high or slow >= 2:
             slow = 0
             # An ε of unknown magnitude is halved geometrically.
@@ -102,17 +91,31 @@ def secant(
             eps = eps if eps < high else (low + high) / 2
 
 
-Shape = Callable[[float], float]
-"""From the logarithm of a deficit to that of ε, relative to the root."""
-NEARLY = 0.25
-"""Margins whose deficit is within this of 1, in logarithms, tell how the function bends at its root: further
-below 0 many level off."""
-LESSONS = 3
-"""So often at most a search begins anew because the method has learned."""
-CARE = 1.25
-"""Distances to the root by the shape of another task's margin function may be this much longer."""
-STEEPNESS = 4.0
-"""The deficit grows about like this power of ε, where nothing better is known."""
+def _higher(low: float, root: float, tolerance: float, rises: int) -> float:
+    """The next ε where nothing has failed yet.
+
+    Just short of the expected root, twice, then past it, and ever further when that was not enough.
+    """
+    aim = root * (1.02 if rises > 1 else 1 - tolerance / 2)
+    aim = max(aim, (1 + 0.01 * 8 ** (rises - 2)) * low)
+    # A little above, where a failure would be the end of it.
+    end = (1 + 0.99 * tolerance) * low
+    return min(end if aim < end * (1 + tolerance / 2) else aim, 4 * low)
+
+
+def _lower(high: float, root: float, margin: float, falls: int, *, known: bool) -> float:
+    """The next ε where nothing is proven yet; `known`: the root is expected from a known shape.
+
+    A little short of the expected root, and ever further when that was too much; but not far below what
+    failed: margins hardly fall any more where they are far below 0. Where there is no margin at all, as
+    beyond the reach of deep networks, the root is far away.
+    """
+    short = 0.03 if falls == 1 and not known else 0.005 * (falls + 1)
+    if math.isnan(margin):
+        further = 1 / 4 if falls < 3 else 1 / 16
+    else:
+        further = 1 / 8 if falls > 3 else 1 - 0.2 * falls
+    return max(further * high, (1 - short) * root if root < high else 0.0)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ class Curve:
         here = places.index(eps)
         margin = self.seen[here][1]
         if shape and not here:
-            return eps * math.exp(-CARE * shape(math.log(max((self.clean - margin) / self.clean, 1e-9))))
+            deficit = max((self.clean - margin) / self.clean, 1e-9)
+            return eps * math.exp(-POLICY.shape_care * shape(math.log(deficit)))
         e, before = self.seen[here - 1] if here else (0.0, self.clean)
         return eps + margin * (eps - e) / (before - margin) if before > margin else math.inf
 
@@ -156,7 +160,7 @@ class Curve:
         if not below or not above:
             nearest = below[::-1] or above
             x, y = nearest[0]
-            power = STEEPNESS
+            power = POLICY.steepness
             if len(nearest) > 1:
                 power = max(1.0, (y - nearest[1][1]) / (x - nearest[1][0]))
             elif shape:
@@ -166,7 +170,8 @@ class Curve:
         if not ya < yb:
             return math.nan
         linear = xa - ya * (xb - xa) / (yb - ya)
-        others = [p for p in points if p[0] not in (xa, xb) and not ya <= p[1] <= yb and abs(p[1]) < NEARLY]
+        others = [p for p in points if p[0] not in (xa, xb) and not ya <= p[1] <= yb]
+        others = [p for p in others if abs(p[1]) < POLICY.near_root]
         if others:
             xc, yc = min(others, key=lambda p: abs(p[1]))
             # the parabola x(y) through three points, at y = 0
@@ -182,7 +187,7 @@ class Curve:
         if len(points) < 2 or points[0][0] == points[1][0]:
             return math.nan
         (xa, ya), (xb, yb) = points
-        return min(max((ya - yb) / (xa - xb), 1.0), 3 * STEEPNESS)
+        return min(max((ya - yb) / (xa - xb), 1.0), 3 * POLICY.steepness)
 
     def shape(self, root: float) -> Shape | None:
         """How ε relative to the root depends on the deficit, from what was seen; straight beyond it."""
@@ -195,7 +200,7 @@ class Curve:
                 if ya <= y <= yb:
                     return xa + (xb - xa) * (y - ya) / (yb - ya)
             ya, xa = points[0] if y < points[0][0] else points[-1]
-            return xa + (y - ya) / STEEPNESS
+            return xa + (y - ya) / POLICY.steepness
 
         return offset
 
@@ -208,14 +213,14 @@ def straight(powers: Iterable[float]) -> Shape | None:
 
 def bisection(
     clean: float, guess: float, tolerance: float, largest: float, shape: Shape | None = None, steps: int = 10
-) -> Strategy:
+) -> RootFinder:
     """The paper's search: from 0.01 double (or halve) until the bracket closes, then halve it ten times."""
     bracket = Bracket(0.0, clean)
     eps = min(0.01, largest)
     while math.isinf(bracket.failed) or bracket.certified == 0.0:
         margin = yield eps
         bracket = bracket.after(eps, margin)
-        if bracket.certified >= largest or bracket.failed <= SMALLEST_RADIUS:
+        if bracket.certified >= largest or bracket.failed <= POLICY.smallest:
             return bracket
         eps = min(2 * eps, largest) if margin > 0 else eps / 2
     for _ in range(steps):
@@ -225,7 +230,7 @@ def bisection(
     return bracket
 
 
-STRATEGIES: Mapping[str, Callable[[float, float, float, float, Shape | None], Strategy]] = {
+ROOT_FINDERS: Mapping[str, Callable[[float, float, float, float, Shape | None], RootFinder]] = {
     "secant": secant,
     "bisection": bisection,
 }

@@ -46,14 +46,8 @@ def read_images(settings: TrainSettings) -> tuple[ImageNetwork, dict[str, list[S
     images, labels = read_digits()
     config = image_config(settings, images.shape[-1], int(labels.max()) + 1)
     rows = rows_of(images[:, None], config)
-<<<<<<< HEAD
-    parts: dict[str, list[Sample]] = {
-        name: [(rows[i], int(labels[i])) for i in index.tolist()] for name, index in split(len(rows)).items()
-    }
-=======
     samples: list[Sample] = list(zip(rows, labels.tolist(), strict=True))
     parts = {name: [samples[i] for i in index.tolist()] for name, index in split(len(rows)).items()}
->>>>>>> w-periphery
     return ImageNetwork(config, first_weights(config, settings)), parts
 
 

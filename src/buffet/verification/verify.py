@@ -17,65 +17,50 @@ from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
 from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
-from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
-from buffet.optimisation.context import Control
-from buffet.optimisation.warm_starts import Memory
-from buffet.regions import Cell, LpBall, Region
+from buffet.query import Query, clean_answer, deadline_of, sized, without_padding
+from buffet.regions import LpBall, Region
 from buffet.results import Subject, Verification
-from buffet.search.branching import Tree, check_cuttable
+from buffet.search.branching import check_cuttable
+from buffet.search.cells import tree_of_proofs
+from buffet.search.policy import POLICY
+from buffet.search.portfolio import Ladder
 from buffet.verdicts import Verdict
-
-QUICK_RIVALS = 2
-"""How many of a method's rivals are asked before it."""
-GRACE, GRACE_SHARE = 0.5, 0.25
-"""Seconds, and the share of a budget, that an attack may take after it: what is plainly wrong is found."""
-PATIENCE, FURTHER = 3, 1.1
-"""By so much longer a method learns for a ball whose cells all profit. If cells of a ball do not prove it,
-those of one so much larger are tried."""
-QUICK_ATTACK = AttackSettings(steps=3, restarts=1)
-"""What `verify` tries by itself when a proof fails: it must not cost more than the proof."""
 
 
 def verify(
     model: Classifier,
     region: Region,
     eps: float | Sequence[float] | Tensor | None = None,
-    method: str | Method = "baseline",
+    method: str | Method = "buffet",
     *,
     label: int | None = None,
     mask: Bool[Tensor, "tokens"] | None = None,
-    propagation: str | None = None,
-    product: str | None = None,
-    softmax: str | None = None,
-    optimise: str | None = None,
-    steps: int | None = None,
-    rate: float | None = None,
-    start: str | None = None,
-    window: int | None = None,
-    cells: int | None = None,
-    falsify: bool | AttackSettings = True,
     budget: float | None = None,
+    falsify: bool | AttackSettings = True,
+    best: bool = False,
     trace: Trace | None = None,
     seed: int = 0,
     engine: Engine | None = None,
 ) -> Verification:
     """Prove that no point of `region` changes the model's answer, or find one that does.
 
+    A method with a portfolio, as ``buffet``, asks the cheapest of its rivals first and is done with a task as
+    soon as it is proven or a quick attack breaks it.
+
     Args:
         model: a loaded model (`buffet.load`).
         region: what may move; an `LpBall` without a size takes it from `eps`.
         eps: the size of the ball, one for all tasks or one per task.
-        method: a name in `buffet.METHODS`, or a `Method`.
+        method: a name in `buffet.METHODS`, or what `buffet.method` makes of one.
         label: the class to defend; by default the one the model gives the unmoved rows.
         mask: False for the padding rows of the sentence.
-        propagation, product, softmax, optimise, steps, rate, start, window, cells: replace parts of the
-            method.
         budget: seconds after which the best bound found by then is returned. An attack has what is left of
             them, and at least a quarter (at most half a second) more.
+        falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
+        best: find the largest margin that the method and its portfolio have for every task, not just a proof.
         trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
             all its steps whether or not the tasks are proven.
-        falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
 
     Example:
         >>> import buffet
@@ -84,173 +69,140 @@ def verify(
         >>> buffet.verify(model, buffet.LpBall(x, words=[2], p=2), eps=0.01).verdict
         'certified'
     """
-    region = whole = sized(region, eps)
-    if mask is not None:
-        region = without_padding(region, mask)
-    chosen = method_named(
-        method,
-        propagation=propagation,
-        product=product,
-        softmax=softmax,
-        optimise=optimise,
-        steps=steps,
-        rate=rate,
-        start=start,
-        window=window,
-        cells=cells,
-    )
+    whole = sized(region, eps)
+    region = without_padding(whole, mask)
+    chosen = method_named(method)
     check_cuttable(chosen, region)
-    label, clean_margin = clean_answer(model, region, label)
-    if not clean_margin > 0:
-        chosen = replace(chosen, cells=1)  # no cutting makes a wrong answer right
+    label, clean = clean_answer(model, region, label)
     begin = time.perf_counter()
-    control = Control(deadline=begin + checked_budget(budget) if budget is not None else None)
-    margins = best_margins(model, region, chosen, label, engine or Engine(), control, trace)
-    seconds = time.perf_counter() - begin
-    certified = proven(margins) & (clean_margin > 0)
-    verdicts: list[Verdict] = ["certified" if c else "unknown" for c in certified.tolist()]
-    points: list[Tensor | None] = [None] * region.tasks
-    open_tasks = (~certified).nonzero()[:, 0].tolist()
-    if clean_margin < 0 or (falsify and open_tasks):
-        settings = falsify if isinstance(falsify, AttackSettings) else replace(QUICK_ATTACK, seed=seed)
-        end = control.deadline
-        if end is not None and budget is not None:
-            end = max(end, time.perf_counter() + min(GRACE, GRACE_SHARE * budget))
-        found = attack(model.program64, region.select(open_tasks), label, settings, deadline=end)
-        for place, task in enumerate(open_tasks):
-            if found.success[place]:
-                point = found.points[place]
-                verdicts[task] = "falsified"
-                points[task] = point if mask is None else whole.center.to(point).index_put((mask,), point)
+    query = Query(model, region, label, engine or Engine(), deadline_of(budget))
+    query.engine.check(chosen.scene(model.program64, region.center, label), chosen, region)
+    thorough = falsify if isinstance(falsify, AttackSettings) else None
+    quick = replace(POLICY.quick_attack, seed=thorough.seed if thorough else seed) if falsify else None
+    evidence = Evidence(query, clean)
+    evidence.prove(Ladder.of(chosen, model.program64), None if best else quick, best=best, trace=trace)
+    seconds = time.perf_counter() - begin - evidence.attack_seconds
+    if falsify or clean < 0:
+        grace = 0.0 if budget is None else min(POLICY.grace, POLICY.grace_share * budget)
+        evidence.attack(thorough or replace(POLICY.quick_attack, seed=seed), grace)
+    points = [p if p is None or mask is None else _with_padding(whole, mask, p) for p in evidence.points]
     about = Subject.of(model, whole, chosen)
-    return Verification(label, tuple(verdicts), margins, clean_margin, tuple(points), seconds, about)
+    return Verification(label, evidence.verdicts(), evidence.margins, clean, tuple(points), seconds, about)
 
 
-def checked_budget(budget: float) -> float:
-    """A number of seconds."""
-    if not 0 < budget < math.inf:
-        raise BuffetError(f"budget {budget} must be a number of seconds > 0")
-    return budget
+def _with_padding(
+    region: Region, mask: Bool[Tensor, "tokens"], point: Float[Tensor, "_ width"]
+) -> Float[Tensor, "tokens width"]:
+    """All rows of a sentence, from those that are not padding."""
+    return region.center.to(point).index_put((mask,), point)
 
 
-def best_margins(
-    model: Classifier,
-    region: Region,
-    method: Method,
-    label: int,
-    engine: Engine,
-    control: Control,
-    trace: Trace | None = None,
-) -> Float[Tensor, "tasks others"]:
-    """The margins of a method, for every task those of its best rival if they are larger.
+class Evidence:
+    """What is known of every task of a query: the best margins so far, and counterexamples."""
 
-    Quick rivals come first, so that there is an answer when time runs out; rivals that learn are asked only
-    about tasks that are not proven yet.
-    """
-    own = method.scene(model.program64, region.center, label)
-    engine.check(own, method, region)
-    # No rival makes a wrong answer right.
-    rivals = method.challengers(model.program64) if bool((own.clean[-1] > 0).all()) else ()
-    quick, slow = rivals[:QUICK_RIVALS], rivals[QUICK_RIVALS:]
-    best: Tensor | None = None
-    for candidate in (*quick, method, *slow):
-        if best is not None and control.expired:
-            break
-        tasks = torch.arange(region.tasks)
-        if best is not None and candidate is not method and candidate.optimise != "none":
-            tasks = (~proven(best)).nonzero()[:, 0]
-        if not len(tasks):
-            continue
-        scene = own if candidate is method else candidate.scene(model.program64, region.center, label)
-        if candidate is not method and not engine.holds(scene, candidate, region):
-            continue
-        tell = trace if candidate is method else None
-        found = bound_margins(model, region.select(tasks), candidate, label, engine, scene, control, tell)
-        if best is None:
-            best = found
-        else:
-            ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (best[tasks], found))
-            best[tasks] = torch.where((theirs > ours)[:, None], found, best[tasks])
-        if candidate is method and method.cells > 1:
-            for task in (~proven(best)).nonzero()[:, 0].tolist():
-                ball = region.select([task])
-                assert isinstance(ball, LpBall)
-                if tree := tree_of_proofs(model, ball, method, label, engine, control):
-                    best[task] = tree.margins
-    assert best is not None
-    return best
+    def __init__(self, query: Query, clean: float) -> None:
+        self.query, self.clean = query, clean
+        self.points: list[Tensor | None] = [None] * query.region.tasks
+        self.attack_seconds = 0.0
+        self._margins: Tensor | None = None
+        self._attacked: AttackSettings | None = None  # how the unsettled tasks were attacked
 
+    @property
+    def margins(self) -> Tensor:
+        """The largest lower bounds found for every task."""
+        assert self._margins is not None
+        return self._margins
 
-def tree_of_proofs(
-    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
-) -> Tree | None:
-    """Cells of the ball of one task, all of them proven, if they are found.
+    def certified(self) -> Tensor:
+        return proven(self.margins) & (self.clean > 0)
 
-    What is cut at a larger ε is cut more finely where it matters: it may prove what the first cells do not.
-    """
-    assert ball.eps is not None
-    eps = float(ball.eps[0])
-    for size in (eps, FURTHER * eps):
-        if control.expired:
-            return None
-        tree = tree_of_cells(model, ball.with_eps(size), method, label, engine, control)
-        tree.grow(size, lambda: not control.expired)
-        if tree.limit(eps) > 0:
-            return tree
-    return None
+    def unsettled(self) -> Tensor:
+        """The tasks that are neither certified nor falsified."""
+        if self._margins is None:
+            return torch.arange(self.query.region.tasks)
+        broken = torch.tensor([point is not None for point in self.points])
+        return (~self.certified().cpu() & ~broken).nonzero()[:, 0]
 
-
-def tree_of_cells(
-    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
-) -> Tree:
-    """Cells of the ball of one task that a method is asked about.
-
-    What it learns for the ball serves them all: to learn for each would gain nothing more. So it learns a
-    little longer, if there is memory.
-    """
-    scene = method.scene(model.program64, ball.center, label)
-    memory = control.memory or Memory()
-    if method.optimise != "none":
-        patient = replace(method, steps=PATIENCE * method.steps)
-        learner = patient if engine.holds(scene, patient, ball) else method
-        bound_margins(model, ball, learner, label, engine, scene, replace(control, memory=memory))
-
-    def ask(cell: Cell) -> Tensor:
-        own = replace(control, memory=memory.copy())  # no cell depends on which came first
-        return bound_margins(model, cell, method, label, engine, scene, own)[0]
-
-    return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
-
-
-def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
-    """The class to defend and its margin at the unmoved rows, checked against the model."""
-    x = region.center.double()
-    width = model.program64.input_width
-    if width != x.shape[1]:
-        raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
-    logits = model.program64.evaluate(x)
-    classes = logits.shape[-1]
-    if classes < 2:
-        raise BuffetError(
-            "the model has one class: no move changes its answer, and there is nothing to prove"
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """A counterexample counts for more than any bound."""
+        return tuple(
+            "falsified" if point is not None else "certified" if certified else "unknown"
+            for certified, point in zip(self.certified().tolist(), self.points, strict=True)
         )
-    if label is not None and (isinstance(label, bool) or label not in range(classes)):  # whatever it is
-        raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
-    label = int(logits.argmax() if label is None else label)
-    others = torch.cat([logits[:label], logits[label + 1 :]])
-    return label, float(logits[label] - others.max())
 
+    def prove(self, ladder: Ladder, quick: AttackSettings | None, *, best: bool, trace: Trace | None) -> None:
+        """Ask one method after the other, with a `quick` attack before the expensive ones.
 
-def without_padding(region: Region, mask: Bool[Tensor, "tokens"]) -> Region:
-    """The region of the sentence without padding; the first row, which classifiers read, must stay."""
-    if not bool(mask[0]):
-        raise BuffetError("the mask hides row 0, which the classifier reads")
-    return region.without_padding(mask)
+        Each is asked about the tasks that are not settled yet; where the `best` margin is wanted about all of
+        them, except for rivals that learn.
+        """
+        everything = torch.arange(self.query.region.tasks)
+        cheap = not (best or trace)
+        for candidate in ladder.quick:
+            self._ask(candidate, self.unsettled() if not best else everything)
+            if cheap and self._margins is not None and not self.clean > 0:
+                return  # nobody makes a wrong answer right
+        if ladder.quick and quick:
+            self.attack(quick)
+        for candidate in ladder.plain:
+            if cheap or candidate != ladder.method.plain():  # learning starts from that, and loses nothing
+                self._ask(candidate, self.unsettled() if not best else everything)
+        self._ask(ladder.method, self.unsettled() if cheap else everything, trace)
+        if not self.clean > 0:
+            return
+        if ladder.method.cells > 1:
+            self._cut(ladder.method)
+        for rival in ladder.slow:
+            tasks = self.unsettled()
+            self._ask(rival, tasks[self._close(tasks)])
 
+    def _close(self, tasks: Tensor) -> Tensor:
+        """Which tasks are so close to a proof that a rival may find one: none is ahead by much."""
+        return (self.margins[tasks].amin(-1) > -POLICY.close * self.clean).cpu()
 
-def sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
-    if eps is None:
-        return region
-    if not isinstance(region, LpBall):
-        raise BuffetError(f"a {type(region).__name__} has no size: leave eps out")
-    return region.with_eps(eps)
+    def _ask(self, method: Method, tasks: Tensor, trace: Trace | None = None) -> None:
+        """Take a method's margins of some tasks where they are larger than what is known."""
+        query = self.query
+        if not len(tasks) or (self._margins is not None and query.expired):
+            return
+        scene = method.scene(query.model.program64, query.region.center, query.label)
+        if not query.engine.holds(scene, method, query.region):
+            return  # the method itself fits: that was checked; its rivals need not
+        part = query.region.select(tasks)
+        found = bound_margins(
+            query.model, part, method, query.label, query.engine, scene, query.control, trace
+        )
+        if self._margins is None:
+            self._margins = found
+            return
+        known = self._margins[tasks]
+        ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (known, found))
+        self._margins[tasks] = torch.where((theirs > ours)[:, None], found, known)
+
+    def _cut(self, method: Method) -> None:
+        """Prove the unsettled tasks cell by cell."""
+        query = self.query
+        for task in self.unsettled().tolist():
+            ball = query.region.select([task])
+            assert isinstance(ball, LpBall)
+            tree = tree_of_proofs(query.model, ball, method, query.label, query.engine, query.control)
+            if tree:
+                self.margins[task] = tree.margins
+
+    def attack(self, settings: AttackSettings, grace: float = 0.0) -> None:
+        """Look for counterexamples of the unsettled tasks, unless that was done already.
+
+        It may take `grace` seconds though the time is up.
+        """
+        begin, tasks = time.perf_counter(), self.unsettled()
+        if not len(tasks) or settings == self._attacked:
+            return
+        end, part = self.query.deadline, self.query.region.select(tasks)
+        end = end if end is None else max(end, begin + grace)
+        found = attack(self.query.model.program64, part, self.query.label, settings, deadline=end)
+        for place, task in enumerate(tasks.tolist()):
+            if found.success[place]:
+                self.points[task] = found.points[place]
+        if not self.query.expired:
+            self._attacked = settings
+        self.attack_seconds += time.perf_counter() - begin

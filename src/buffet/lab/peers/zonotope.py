@@ -28,9 +28,9 @@ from buffet.lab.bench.cases import BenchCase
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.peers.plain import PlainNetwork
 from buffet.network import Add, Affine, Apply, Bilinear, Linear, Op, Program, Scores, Softmax
+from buffet.query import clean_answer
 from buffet.regions import LpBall, Region
-from buffet.search.root_finding import Strategy, hopeless, secant
-from buffet.verification.verify import clean_answer
+from buffet.search.root_finding import RootFinder, hopeless, secant
 
 SYMBOLS = 6000
 """Noise symbols kept at the input of a block, beside one for every entry; DeepT keeps 14000, on a GPU.
@@ -85,7 +85,7 @@ def radius(
         guesses = (GUESS * broken).tolist()
 
     def search(task: int, guess: float) -> float:
-        steps: Strategy = secant(clean, guess, tolerance, largest) if clean > 0 else hopeless()
+        steps: RootFinder = secant(clean, guess, tolerance, largest) if clean > 0 else hopeless()
         try:
             eps = next(steps)
             while True:

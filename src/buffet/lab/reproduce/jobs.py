@@ -13,7 +13,7 @@ from buffet.data import read_data
 from buffet.experiments.plan import digest, model_digest
 from buffet.lab.reproduce.scales import REFERENCE
 from buffet.loading import load_checkpoint
-from buffet.methods import METHODS
+from buffet.methods import METHODS, method_named
 from buffet.regions import LpBall
 from buffet.report.margin_trace import MarginTrace
 from buffet.training import TrainSettings, train
@@ -117,14 +117,15 @@ class CurveJob:
         ball = LpBall(model.embed(self.sentence), [[self.word]], self.norm)
         reference = verify(model, ball, eps, REFERENCE, label=self.label, falsify=False).margin
         trace = MarginTrace([self.method], [reference])
-        learns = METHODS[self.method].optimise != "none"
+        method = METHODS[self.method]
+        if method.optimise != "none":
+            method = method_named(method, steps=self.steps)
         found = verify(
             model,
             ball,
             eps,
-            self.method,
+            method,
             label=self.label,
-            steps=self.steps if learns else None,
             trace=trace,
             falsify=False,
         )

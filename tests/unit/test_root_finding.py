@@ -1,4 +1,4 @@
-"""Search strategies on made-up margin functions."""
+"""Root finders on made-up margin functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator
 import pytest
 import torch
 
+from buffet.search.policy import POLICY
 from buffet.search.radius import LARGEST_RADIUS
-from buffet.search.root_finding import SMALLEST_RADIUS, STRATEGIES, Bracket, Curve, secant, straight
+from buffet.search.root_finding import ROOT_FINDERS, Bracket, Curve, secant, straight
 
 Margin = Callable[[float], float]
 TOLERANCE = 1e-3
@@ -46,8 +47,8 @@ def run(
     tolerance: float = TOLERANCE,
     largest: float = LARGEST_RADIUS,
 ) -> tuple[Bracket, list[float]]:
-    """The result of a strategy and the sizes it asked for; fails if it does not come to an end."""
-    search = STRATEGIES[name](1.0, guess, tolerance, largest, None)
+    """The result of a finder and the sizes it asked for; fails if it does not come to an end."""
+    search = ROOT_FINDERS[name](1.0, guess, tolerance, largest, None)
     asked: list[float] = []
     try:
         eps = next(search)
@@ -61,19 +62,19 @@ def run(
 
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("function", [*SMOOTH, *ROUGH])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_returns_what_it_has_seen_proven(strategy, function, guess):
+@pytest.mark.parametrize("finder", ROOT_FINDERS)
+def test_returns_what_it_has_seen_proven(finder, function, guess):
     margin, true = (SMOOTH | ROUGH)[function]
-    bracket, asked = run(strategy, margin, guess)
+    bracket, asked = run(finder, margin, guess)
     assert bracket.certified in asked
     assert bracket.margin == margin(bracket.certified) > 0
-    if strategy == "bisection" or math.isfinite(bracket.failed):
+    if finder == "bisection" or math.isfinite(bracket.failed):
         assert bracket.failed in asked
         assert not margin(bracket.failed) > 0
     assert bracket.certified < bracket.failed
     assert all(0 < eps <= LARGEST_RADIUS for eps in asked)
     assert bracket.certified <= true * (1 + 1e-9) <= bracket.failed * (1 + 2e-9)
-    if strategy == "secant":
+    if finder == "secant":
         assert bracket.certified >= true * (1 - TOLERANCE) * (1 - 1e-6)
         assert len(asked) <= 80
 
@@ -121,10 +122,10 @@ def test_secant_ends_even_below_the_resolution_of_numbers():
 
 @pytest.mark.parametrize("largest", [1e-3, 0.01, 5.0, LARGEST_RADIUS])
 @pytest.mark.parametrize("guess", [1e-12, 1e-4, 0.4, 1e9])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_always_proven_ends_at_the_cap(strategy, guess, largest):
+@pytest.mark.parametrize("finder", ROOT_FINDERS)
+def test_always_proven_ends_at_the_cap(finder, guess, largest):
     for margin in (lambda e: 1.0, lambda e: 1 + e, lambda e: math.exp(-e / largest), lambda e: 1 / (1 + e)):
-        bracket, asked = run(strategy, margin, guess, largest=largest)
+        bracket, asked = run(finder, margin, guess, largest=largest)
         assert bracket.certified == largest
         assert max(asked) == largest
         assert bracket.failed == math.inf
@@ -137,26 +138,26 @@ def test_secant_without_a_guess_stays_below_the_cap():
 
 
 @pytest.mark.parametrize("guess", GUESSES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_never_proven_is_radius_zero(strategy, guess):
+@pytest.mark.parametrize("finder", ROOT_FINDERS)
+def test_never_proven_is_radius_zero(finder, guess):
     for margin in (lambda e: -1.0, lambda e: NAN, lambda e: 0.0, lambda e: -math.inf, lambda e: -1e-300):
-        bracket, asked = run(strategy, margin, guess)
+        bracket, asked = run(finder, margin, guess)
         assert bracket.certified == 0.0
         assert bracket.margin == 1.0
-        assert bracket.failed <= SMALLEST_RADIUS
+        assert bracket.failed <= POLICY.smallest
         assert len(asked) <= 60
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_margin_that_jumps_about_still_ends(strategy, seed):
+@pytest.mark.parametrize("finder", ROOT_FINDERS)
+def test_a_margin_that_jumps_about_still_ends(finder, seed):
     """No order at all: the answer is still a size that was proven, above it one that was not."""
 
     def margin(eps: float) -> float:
         drawn = torch.rand(2, generator=torch.Generator().manual_seed(hash((seed, eps)) % 2**31))
         return NAN if drawn[0] < 0.1 else float(2 * drawn[1] - 1)
 
-    bracket, asked = run(strategy, margin, guess=10.0 ** (seed % 7 - 4))
+    bracket, asked = run(finder, margin, guess=10.0 ** (seed % 7 - 4))
     if bracket.certified > 0:
         assert margin(bracket.certified) == bracket.margin > 0
         assert bracket.certified in asked

@@ -1,0 +1,94 @@
+"""What is asked: a model, what may move and the class to defend, checked before any work."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from buffet.engine import Classifier, Engine
+from buffet.errors import BuffetError
+from buffet.optimisation.context import Control
+from buffet.regions import LpBall, Region
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """Does the model answer `label` everywhere in the region? With how much memory and time to find out."""
+
+    model: Classifier
+    region: Region
+    label: int
+    engine: Engine
+    deadline: float | None  # on the clock of `time.perf_counter`
+
+    @property
+    def expired(self) -> bool:
+        return self.deadline is not None and time.perf_counter() > self.deadline
+
+    @property
+    def control(self) -> Control:
+        return Control(deadline=self.deadline)
+
+    @property
+    def deep(self) -> bool:
+        """Whether the network has more than one attention layer."""
+        return self.model.program64.layers > 1
+
+    def rough(self) -> Query:
+        """The same, in single precision only: where that is too narrow, bounds are wide anyway."""
+        return replace(self, engine=replace(self.engine, widen=False))
+
+
+def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
+    """The class to defend and its margin at the unmoved rows, checked against the model."""
+    x = region.center.double()
+    width = model.program64.input_width
+    if width != x.shape[1]:
+        raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
+    logits = model.program64.evaluate(x)
+    classes = logits.shape[-1]
+    if classes < 2:
+        raise BuffetError(
+            "the model has one class: no move changes its answer, and there is nothing to prove"
+        )
+    if label is not None and (isinstance(label, bool) or label not in range(classes)):  # whatever it is
+        raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
+    label = int(logits.argmax() if label is None else label)
+    others = torch.cat([logits[:label], logits[label + 1 :]])
+    return label, float(logits[label] - others.max())
+
+
+def without_padding(region: Region, mask: Bool[Tensor, "tokens"] | None) -> Region:
+    """The region of the sentence without padding; the first row, which classifiers read, must stay."""
+    if mask is None:
+        return region
+    if not bool(mask[0]):
+        raise BuffetError("the mask hides row 0, which the classifier reads")
+    return region.without_padding(mask)
+
+
+def sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
+    """The region with the given size; only a ball takes one."""
+    if eps is None:
+        return region
+    if not isinstance(region, LpBall):
+        raise BuffetError(f"a {type(region).__name__} has no size: leave eps out")
+    return region.with_eps(eps)
+
+
+def checked_budget(budget: float) -> float:
+    """A number of seconds."""
+    if not 0 < budget < math.inf:
+        raise BuffetError(f"budget {budget} must be a number of seconds > 0")
+    return budget
+
+
+def deadline_of(budget: float | None) -> float | None:
+    """When a budget that begins now is spent, on the clock of `time.perf_counter`."""
+    return None if budget is None else time.perf_counter() + checked_budget(budget)

@@ -1,0 +1,123 @@
+"""Balls that are proven cell by cell: at one ε, and for the largest ε."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from buffet.engine import Classifier, Engine, bound_margins
+from buffet.methods import Method
+from buffet.optimisation.context import Control
+from buffet.optimisation.warm_starts import Memory
+from buffet.query import Query
+from buffet.regions import Cell, LpBall
+from buffet.search.branching import Tree
+from buffet.search.policy import POLICY
+from buffet.search.root_finding import Bracket, straight
+from buffet.search.schedule import Found, Schedule, in_lockstep
+from buffet.system.parallel import side_by_side
+
+
+def tree_of_proofs(
+    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+) -> Tree | None:
+    """Cells of the ball of one task, all of them proven, if they are found.
+
+    What is cut at a larger ε is cut more finely where it matters: it may prove what the first cells do not.
+    """
+    assert ball.eps is not None
+    eps = float(ball.eps[0])
+    for size in (eps, POLICY.cells_further * eps):
+        if control.expired:
+            return None
+        tree = tree_of_cells(model, ball.with_eps(size), method, label, engine, control)
+        tree.grow(size, lambda: not control.expired)
+        if tree.limit(eps) > 0:
+            return tree
+    return None
+
+
+def tree_of_cells(
+    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+) -> Tree:
+    """Cells of the ball of one task that a method is asked about.
+
+    What it learns for the ball serves them all: to learn for each would gain nothing more. So it learns a
+    little longer, if there is memory.
+    """
+    scene = method.scene(model.program64, ball.center, label)
+    memory = control.memory or Memory()
+    if method.optimiser.learns:
+        patient = replace(method, steps=POLICY.cells_patience * method.steps)
+        learner = patient if engine.holds(scene, patient, ball) else method
+        bound_margins(model, ball, learner, label, engine, scene, replace(control, memory=memory))
+
+    def ask(cell: Cell) -> Tensor:
+        own = replace(control, memory=memory.copy())  # no cell depends on which came first
+        return bound_margins(model, cell, method, label, engine, scene, own)[0]
+
+    return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
+
+
+def search_by_cells(query: Query, method: Method, schedule: Schedule, largest: float) -> None:
+    """Cut the ball of every task into cells, and search on for what all of them prove."""
+    tasks = [task for task, certified in enumerate(schedule.certified) if 0 < certified < largest]
+    done = 0.0
+
+    def tell(part: float) -> None:
+        nonlocal done
+        done += part
+        schedule.report(schedule.whole + (0.95 - schedule.whole) * done / len(tasks))
+
+    # Not at the same time where someone counts the bytes.
+    if query.engine.parallel(method) and len(tasks) > 1:
+        results = side_by_side(
+            lambda task: _search_task(query, method, schedule, largest, task), tasks, lambda _: tell(1.0)
+        )
+    else:
+        results = [_search_task(query, method, schedule, largest, task, tell) for task in tasks]
+    for found in results:
+        schedule.keep(found)
+
+
+def _search_task(
+    query: Query,
+    method: Method,
+    schedule: Schedule,
+    largest: float,
+    task: int,
+    tell: Callable[[float], None] = lambda part: None,
+) -> Found:
+    """The worst cell is cut as long as there may be more; where all are proven, more is tried."""
+    known = best = schedule.brackets[task]
+    if schedule.expired:
+        return Found({task: known}, {task: 0})
+    rises = (POLICY.cells_gain * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
+    sizes = [min(rise * known.certified, largest) for rise in rises]
+    assert isinstance(query.region, LpBall)
+    ball = query.region.select([task]).with_eps(sizes[0])
+    tree = tree_of_cells(query.model, ball, method, query.label, query.engine, query.control)
+    cells = 1
+
+    def go_on() -> bool:
+        nonlocal cells
+        tell((len(tree.leaves) - cells) / method.cells)
+        cells = len(tree.leaves)
+        return not schedule.expired
+
+    def answer(_: Sequence[int], sizes: Sequence[float]) -> list[float]:
+        return [known.margin if eps <= known.certified else tree.limit(eps) for eps in sizes]
+
+    for eps in sizes:
+        if tree.grow(eps, go_on):
+            best = Bracket(eps, tree.margin)
+            continue
+        shape = straight([known.curve.steepness()]) if known.curve else None
+        finder = {task: schedule.finder(eps, shape, eps)}
+        found = in_lockstep(answer, finder, schedule.deadline).brackets[task]
+        if found.certified > best.certified:
+            best = Bracket(found.certified, tree.margin)
+        break
+    return Found({task: best}, {task: tree.asked}, tree.asked)
