@@ -58,28 +58,31 @@ def _extrapolated(case: BenchCase, quantity: Callable[[Count], int]) -> Number:
     few, narrow = case.tokens <= 2 * tokens, case.width <= 2 * width
     middle = case.layers if case.layers <= LAYERS[-1] else LAYERS[1]
 
-    def counted(layers: int, more: int = 1, wider: int = 1) -> int:
+    def smaller(layers: int, more: int = 1, wider: int = 1) -> int:
         size = case.width if narrow else wider * width
         small = replace(case, layers=layers, tokens=case.tokens if few else more * tokens)
-        return quantity(_counted(replace(small, width=size, inner=case.inner * size // case.width)))
+        return quantity(counted(replace(small, width=size, inner=case.inner * size // case.width)))
 
-    found: Number = counted(middle)
+    found: Number = smaller(middle)
     growth = 1.0
     if not few:
-        growth *= (case.tokens / tokens) ** math.log2(counted(middle, more=2) / found)
+        growth *= (case.tokens / tokens) ** math.log2(smaller(middle, more=2) / found)
     if not narrow:
-        growth *= (case.width / width) ** math.log2(counted(middle, wider=2) / found)
+        growth *= (case.width / width) ** math.log2(smaller(middle, wider=2) / found)
     if case.layers > LAYERS[-1]:
-        before, at, after = map(counted, LAYERS)
+        before, at, after = map(smaller, LAYERS)
         steps = case.layers - LAYERS[1]
         found = at + steps * (after - before) / 2 + steps**2 * (after - 2 * at + before) / 2
     return found * growth
 
 
 @cache
-def _counted(case: BenchCase) -> Count:
+def counted(case: BenchCase) -> Count:
+    """What one pass over a case computes: a second one in double precision, where bounds are lost, is not
+    what cost grows by."""
     torch.set_num_threads(1)
-    return count(prepare(case, torch.device("cpu")).run)
+    setup = prepare(case, torch.device("cpu"))
+    return count(lambda: setup.run(Engine(widen=False)))
 
 
 def _memory(case: BenchCase) -> int:

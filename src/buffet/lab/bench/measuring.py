@@ -81,11 +81,11 @@ class Setup:
     region: LpBall
     label: int
 
-    def run(self) -> Tensor:
+    def run(self, engine: Engine | None = None) -> Tensor:
         """One verification; learning methods take all their steps, proven or not."""
         method = self.case.chosen
         trace = None if method.optimise == "none" else (lambda tasks, step, margins: None)
-        return bound_margins(self.model, self.region, method, self.label, Engine(), trace=trace)
+        return bound_margins(self.model, self.region, method, self.label, engine or Engine(), trace=trace)
 
 
 def bench_config(case: BenchCase) -> ModelConfig:
