@@ -101,7 +101,7 @@ def test_a_box_moves_only_what_may_move(tmp_path: Path):
     assert torch.equal(still.lower, still.upper)
 
 
-# --- graphs made by hand --------------------------------------------------------------------------------------
+# --- graphs made by hand ------------------------------------------------------------------------------------
 
 
 def graph(
