@@ -78,18 +78,23 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 
 
 class Attention(nn.Module):
-    """Attention with one matrix for queries, keys and values, as timm has it."""
+    """Attention with one matrix for queries, keys and values, as timm has it.
 
-    def __init__(self, width: int, heads: int) -> None:
+    With a number of `tokens`, a constant for every pair of them is added to the scores.
+    """
+
+    def __init__(self, width: int, heads: int, tokens: int | None = None) -> None:
         super().__init__()
+        self.bias = nn.Parameter(torch.zeros(heads, tokens, tokens)) if tokens else None
         self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         parts = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         q, k, v = parts[0], parts[1], parts[2]
-        weights = (q * (width // self.heads) ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
+        scores = q * (width // self.heads) ** -0.5 @ k.transpose(-2, -1)
+        scores = scores if self.bias is None else scores + self.bias
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))
 
 
 class BatchNorm(nn.Module):
@@ -102,9 +107,11 @@ class BatchNorm(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, norm: type[nn.Module], act: type[nn.Module]) -> None:
+    def __init__(
+        self, width: int, norm: type[nn.Module], act: type[nn.Module], tokens: int | None = None
+    ) -> None:
         super().__init__()
-        self.attend = nn.Sequential(norm(width), Attention(width, 2))
+        self.attend = nn.Sequential(norm(width), Attention(width, 2, tokens))
         self.think = nn.Sequential(norm(width), nn.Linear(width, 10), act(), nn.Linear(10, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,11 +152,12 @@ class Controller(nn.Module):
 
 
 class LinearPatches(nn.Module):
-    """Patches cut out by reshaping, embedded by a matrix, and no class token; the mean of sums at the end."""
+    """Patches cut out by reshaping, embedded by a matrix, and no class token; scores have a constant bias."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.block, self.head = nn.Linear(12, 8), Block(8, nn.LayerNorm, nn.Tanh), nn.Linear(8, 2)
+        self.embed, self.head = nn.Linear(12, 8), nn.Linear(8, 2)
+        self.block = Block(8, nn.LayerNorm, nn.Tanh, tokens=4)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(1, 3, 2, 2, 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(1, 4, 12)

@@ -179,12 +179,18 @@ def _trilu(x: Array, k: Array | None = None, *, attributes: Attributes) -> Array
     return (np.triu if attributes.get("upper", 1) else np.tril)(x, 0 if k is None else int(k.item()))
 
 
+def _cumulative(x: Array, axis: Array, *, attributes: Attributes) -> Array:
+    if attributes.get("exclusive", 0) or attributes.get("reverse", 0):
+        raise UnsupportedError("exclusive and reverse sums are not supported")
+    return np.cumsum(x, int(axis.item()))
+
+
 def _reduction(function: Compute) -> Compute:
     def compute(x: Array, axes: Array | None = None, *, attributes: Attributes) -> Array:
         found = _axes(axes, attributes)
-        if found is None and attributes.get("noop_with_empty_axes", 0):
+        if not found and attributes.get("noop_with_empty_axes", 0):
             return x
-        along = None if found is None else tuple(found)
+        along = tuple(found) if found else None
         return np.asarray(function(x, axis=along, keepdims=bool(attributes.get("keepdims", 1)))).astype(
             x.dtype
         )
@@ -211,8 +217,7 @@ ELEMENTWISE: Mapping[str, Compute] = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Div": _divide,
-    "Pow": lambda x, y: np.power(x, y.astype(x.dtype)),
-    "Mod": np.mod,
+    "Pow": lambda x, y: np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype),
     "Max": lambda *parts: np.max(np.broadcast_arrays(*parts), 0),
     "Min": lambda *parts: np.min(np.broadcast_arrays(*parts), 0),
     "Sqrt": np.sqrt,
@@ -246,7 +251,8 @@ COMPUTING: Mapping[str, Compute] = {
         x.shape[attributes.get("start", 0) : attributes.get("end")], np.int64
     ),
     "Size": lambda x, attributes: np.array(x.size, np.int64),
-    "CumSum": lambda x, axis, attributes: np.cumsum(x, int(axis.item())),
+    "CumSum": _cumulative,
+    "Mod": lambda x, y, attributes: np.asarray((np.fmod if attributes.get("fmod", 0) else np.mod)(x, y)),
     "ReduceSum": _reduction(np.sum),
     "ReduceMean": _reduction(np.mean),
     "ReduceMax": _reduction(np.max),

@@ -17,6 +17,8 @@ import numpy as np
 from buffet.errors import BuffetError, one_line, show
 
 DOMAINS = ("", "ai.onnx")
+LARGEST = 2 << 30
+"""Bytes of a file; protobuf has no larger ones."""
 MOST_ELEMENTS = 1 << 28
 """Elements of an input; more is no input that bounds could be computed for."""
 Array = np.ndarray
@@ -59,6 +61,12 @@ def read_graph(path: Path) -> OnnxGraph:
             f"{path}: ONNX files are read by the package onnx: pip install 'buffet[onnx]'"
         ) from None
     try:
+        if not path.is_file() and path.exists():
+            raise BuffetError(f"{path}: is not a regular file")
+        if path.stat().st_size > LARGEST:
+            raise BuffetError(
+                f"{path}: larger than {LARGEST >> 30} GB: export its weights into a file beside it"
+            )
         model = onnx.load_model_from_string(path.read_bytes())
     except OSError as error:
         raise BuffetError(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -129,6 +129,8 @@ class _Reader:
         view = _view(view)
         if any(v is not None and not isinstance(v, np.ndarray) for v in rest):
             raise UnsupportedError("its shape, axes or indices are not constant")
+        if node.op == "Dropout" and len(rest) > 1 and np.any(rest[1]):
+            raise UnsupportedError("it is in training mode: export the network in evaluation mode")
         compute = ARRANGING[node.op]
         attributes = {**node.attributes, "outputs": len(node.outputs)}
         found = compute(view.places, *rest, attributes=attributes)
@@ -266,9 +268,9 @@ class _Reader:
     def _reducemean(self, node: OnnxNode, x: Value, axes: Array | None = None) -> Value:
         view = _view(x)
         given = node.attributes.get("axes") if axes is None else [int(a) for a in axes.reshape(-1)]
-        along = (
-            tuple(range(view.places.ndim)) if given is None else tuple(a % view.places.ndim for a in given)
-        )
+        if not given and node.attributes.get("noop_with_empty_axes", 0):
+            return view
+        along = tuple(a % view.places.ndim for a in given or range(view.places.ndim))
         return self.writer.mean(view, along, bool(node.attributes.get("keepdims", 1)))
 
     def _reducesum(self, node: OnnxNode, x: Value, axes: Array | None = None) -> Value:
