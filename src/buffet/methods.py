@@ -27,7 +27,7 @@ from buffet.optimisation.warm_starts import Memory
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.substitution import Bounds, OutOfTime
 from buffet.propagation.walk import PROPAGATIONS, Propagation, bound_nodes, margins
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.relaxations.parameters import PRODUCTS, Relaxer, Shares
 from buffet.relaxations.softmax import SOFTMAXES, decompose, with_differences
 
@@ -197,7 +197,7 @@ class Method:
     def follow(
         self,
         scene: Scene,
-        region: LpBall,
+        region: Region,
         eps: Float[Tensor, "tasks"],
         control: Control,
         *,

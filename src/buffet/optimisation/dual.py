@@ -36,7 +36,7 @@ from buffet.optimisation.dual_passes import (
 from buffet.optimisation.dual_softmax import SoftmaxLink
 from buffet.optimisation.flat import Gradient, Sheet
 from buffet.propagation.substitution import Bounds
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.relaxations.elementwise import SIDES
 from buffet.relaxations.parameters import Shares, whole_of
 
@@ -92,8 +92,7 @@ class Lagrangian:
             elif isinstance(node.op, Bilinear | Softmax):
                 link = _relaxed(node.op, _inputs(bounds, node, tokens[index]), dtype)
                 if isinstance(link, PlanesLink) and (whole := whole_of(bounds, node)):
-                    assert isinstance(bounds.region, LpBall)
-                    link = WholeLink.mixing(link, whole, tokens[index], bounds.region, dtype)
+                    link = WholeLink.mixing(link, whole, tokens[index], dtype)
             else:
                 link = linear_link(node.op, bounds.clean[sources[0]], dtype)
             read = [node.op.reads(place, tokens[index], tokens[i]) for place, i in enumerate(sources)]

@@ -54,7 +54,7 @@ def initial_shares(
                 ]
             shares[index] = dict(zip(SIDES, alphas, strict=True))
             if not products_only and (whole := whole_of(bounds, node)):
-                shares[index]["whole"] = torch.full_like(whole.reach, WHOLE)
+                shares[index]["whole"] = torch.full_like(whole.reach[..., 0], WHOLE)
         elif products_only:
             continue
         elif isinstance(node.op, Softmax):

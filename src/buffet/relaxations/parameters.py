@@ -19,7 +19,6 @@ from buffet.bounds.forms import Form, Local, Stop
 from buffet.bounds.intervals import Box
 from buffet.network import Apply, Bilinear, Mix, Node, Softmax
 from buffet.propagation.substitution import Bounds
-from buffet.regions import LpBall
 from buffet.relaxations.elementwise import SIDES, Side, relax
 from buffet.relaxations.headwise import Whole
 from buffet.relaxations.linear import LinesPiece, Piece
@@ -91,12 +90,12 @@ def product_piece(bounds: Bounds, node: Node, lower: Alpha, upper: Alpha, share:
 
 
 def whole_of(bounds: Bounds, node: Node) -> Whole | None:
-    """How a product is bounded as a whole, if it can be: where its values are exact forms of a ball."""
-    values, region = bounds.locals.get(node.inputs[-1]), bounds.region
-    if not (isinstance(node.op, Mix) and node.op.scale == 1 and values and isinstance(region, LpBall)):
+    """How a product is bounded as a whole, if it can be: where its values are exact forms of the input."""
+    values = bounds.locals.get(node.inputs[-1])
+    if not (isinstance(node.op, Mix) and node.op.scale == 1 and values):
         return None
     clean = tuple(bounds.clean[i] for i in node.inputs)
-    return Whole.of(node.op, clean, bounds.boxes[node.inputs[0]], values, region)
+    return Whole.of(node.op, clean, bounds.boxes[node.inputs[0]], values, bounds.region)
 
 
 def _of_moved(

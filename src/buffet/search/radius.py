@@ -17,9 +17,8 @@ from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.results import Radius, TaskRadius
-from buffet.search.branching import check_cuttable
 from buffet.search.root_finding import STRATEGIES, Shape, Strategy, hopeless
 from buffet.search.schedule import TOLERANCE, Begin, Driver, Prover, Query
 from buffet.verification.verify import checked_budget, clean_answer, without_padding
@@ -87,12 +86,11 @@ def radius(
             of them at most.
         progress: called with the finished share of the work, 0 to 1.
     """
-    if not isinstance(region, LpBall):
+    if not region.resizable:
         raise BuffetError(f"a {type(region).__name__} has no size to search over: use verify, or an LpBall")
     words = region.moved.tolist()
     if mask is not None:
         region = without_padding(region, mask)
-        assert isinstance(region, LpBall)
     if search not in STRATEGIES:
         raise BuffetError(f"unknown search '{search}'; choose one of: {', '.join(STRATEGIES)}")
     chosen = method_named(
@@ -107,7 +105,6 @@ def radius(
         window=window,
         cells=cells,
     )
-    check_cuttable(chosen, region)
     fine = TOLERANCE if tolerance is None else tolerance
     if tolerance is None:
         learned = LEARNED_TOLERANCE if model.program64.layers > 1 else CHEAP_TOLERANCE

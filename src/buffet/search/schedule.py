@@ -15,7 +15,7 @@ from buffet.engine import Classifier, Engine, batch_size, bound_margins, proven
 from buffet.methods import Method
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Lessons, Memory
-from buffet.regions import LpBall
+from buffet.regions import Region
 from buffet.search.root_finding import SMALLEST_RADIUS, Bracket, Shape, Strategy, straight
 from buffet.system.parallel import side_by_side
 from buffet.verification.verify import tree_of_cells
@@ -43,7 +43,7 @@ rule chooses there proves more."""
 @dataclass(frozen=True, eq=False)
 class Query:
     model: Classifier
-    region: LpBall
+    region: Region
     label: int
     engine: Engine
     deadline: float | None

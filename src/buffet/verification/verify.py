@@ -21,9 +21,9 @@ from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Memory
-from buffet.regions import Cell, LpBall, Region
+from buffet.regions import Region
 from buffet.results import Verdict, Verification
-from buffet.search.branching import Tree, check_cuttable
+from buffet.search.branching import Tree
 
 QUICK_RIVALS = 2
 """How many of a method's rivals are asked before it."""
@@ -98,7 +98,6 @@ def verify(
         window=window,
         cells=cells,
     )
-    check_cuttable(chosen, region)
     label, clean_margin = clean_answer(model, region, label)
     if not clean_margin > 0:
         chosen = replace(chosen, cells=1)  # no cutting makes a wrong answer right
@@ -169,27 +168,26 @@ def best_margins(
             best[tasks] = torch.where((theirs > ours)[:, None], found, best[tasks])
         if candidate is method and method.cells > 1:
             for task in (~proven(best)).nonzero()[:, 0].tolist():
-                ball = region.select([task])
-                assert isinstance(ball, LpBall)
-                if tree := tree_of_proofs(model, ball, method, label, engine, control):
+                one = region.select([task])
+                if tree := tree_of_proofs(model, one, method, label, engine, control):
                     best[task] = tree.margins
     assert best is not None
     return best
 
 
 def tree_of_proofs(
-    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+    model: Classifier, region: Region, method: Method, label: int, engine: Engine, control: Control
 ) -> Tree | None:
-    """Cells of the ball of one task, all of them proven, if they are found.
+    """Parts of the region of one task, all of them proven, if they are found.
 
-    What is cut at a larger ε is cut more finely where it matters: it may prove what the first cells do not.
+    What is cut at a larger ε is cut more finely where it matters: it may prove what the first parts do not.
     """
-    assert ball.eps is not None
-    eps = float(ball.eps[0])
-    for size in (eps, FURTHER * eps):
+    eps = 0.0 if region.eps is None else float(region.eps[0])
+    for size in (eps, FURTHER * eps) if region.resizable else (eps,):
         if control.expired:
             return None
-        tree = tree_of_cells(model, ball.with_eps(size), method, label, engine, control)
+        whole = region.with_eps(size) if region.resizable else region
+        tree = tree_of_cells(model, whole, method, label, engine, control)
         tree.grow(size, lambda: not control.expired)
         if tree.limit(eps) > 0:
             return tree
@@ -197,25 +195,25 @@ def tree_of_proofs(
 
 
 def tree_of_cells(
-    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+    model: Classifier, region: Region, method: Method, label: int, engine: Engine, control: Control
 ) -> Tree:
-    """Cells of the ball of one task that a method is asked about.
+    """Parts of the region of one task that a method is asked about.
 
-    What it learns for the ball serves them all: to learn for each would gain nothing more. So it learns a
+    What it learns for the whole serves them all: to learn for each would gain nothing more. So it learns a
     little longer, if there is memory.
     """
-    scene = method.scene(model.program64, ball.center, label)
+    scene = method.scene(model.program64, region.center, label)
     memory = control.memory or Memory()
     if method.optimise != "none":
         patient = replace(method, steps=PATIENCE * method.steps)
-        learner = patient if engine.holds(scene, patient, ball) else method
-        bound_margins(model, ball, learner, label, engine, scene, replace(control, memory=memory))
+        learner = patient if engine.holds(scene, patient, region) else method
+        bound_margins(model, region, learner, label, engine, scene, replace(control, memory=memory))
 
-    def ask(cell: Cell) -> Tensor:
-        own = replace(control, memory=memory.copy())  # no cell depends on which came first
-        return bound_margins(model, cell, method, label, engine, scene, own)[0]
+    def ask(part: Region) -> Tensor:
+        own = replace(control, memory=memory.copy())  # no part depends on which came first
+        return bound_margins(model, part, method, label, engine, scene, own)[0]
 
-    return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
+    return Tree(model.program64, region, ask, method.cells, engine.parallel(method))
 
 
 def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
@@ -245,8 +243,5 @@ def without_padding(region: Region, mask: Bool[Tensor, "tokens"]) -> Region:
 
 
 def sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
-    if eps is None:
-        return region
-    if not isinstance(region, LpBall):
-        raise BuffetError(f"a {type(region).__name__} has no size: leave eps out")
-    return region.with_eps(eps)
+    """The region with the size `eps`, if one is given."""
+    return region if eps is None else region.with_eps(eps)

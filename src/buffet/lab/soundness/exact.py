@@ -18,7 +18,7 @@ from buffet.bounds.intervals import interval
 from buffet.lab.soundness.claims import Finding, Violation
 from buffet.network import Apply
 from buffet.network.functions import FUNCTIONS
-from buffet.regions import Box, LpBall
+from buffet.regions import Box, LpBall, boxes
 from buffet.relaxations.elementwise import relax
 
 COUNT = 200
@@ -89,6 +89,16 @@ def _regions() -> Judged:
     for low, high, a, b, c in zip(*map(_exact, numbers), strict=True):
         yield "lower end of a box", low, a - c
         yield "upper end of a box", b - c, high
+    middle, radius = box._around
+    assert middle is not None
+    numbers = (
+        middle.flatten(),
+        boxes.rounded(radius, torch.float32, up=True).double().flatten(),
+        *numbers[2:],
+    )
+    for m, r, a, b, c in zip(*map(_exact, numbers), strict=True):
+        yield "middle and half-width of a box, below", m - r, a - c
+        yield "middle and half-width of a box, above", b - c, m + r
 
 
 EXACT: Mapping[str, Callable[[], Judged]] = {

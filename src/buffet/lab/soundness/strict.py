@@ -17,7 +17,6 @@ from buffet.lab.soundness.claims import Finding, Violation
 from buffet.lab.soundness.exact_points import ExactPoints, contained, exact_points
 from buffet.lab.soundness.extremes import extreme_case
 from buffet.methods import Method
-from buffet.regions import CandidateSet, LpBall
 from buffet.search.radius import radius
 from buffet.verification.verify import verify
 
@@ -55,7 +54,7 @@ def strict_campaign(
             tallies,
             now.points + evidence.count(),
             now.planted + evidence.case.name.startswith("constructed"),
-            now.exhaustive + isinstance(evidence.case.region, CandidateSet),
+            now.exhaustive + evidence.case.region.finite,
             now.undecided + undecided,
         )
         yield now
@@ -86,8 +85,8 @@ def check_claims(points: ExactPoints, method: Method, name: str) -> Finding:
 def check_radius(points: ExactPoints, method: Method, name: str) -> Finding:
     """No point with another answer may be within a certified radius."""
     case, ball = points.case, points.case.inner
-    size = float(ball.eps[0]) if isinstance(ball, LpBall) and ball.eps is not None else 0.0
-    if not isinstance(ball, LpBall) or size == 0:
+    size = 0.0 if ball.eps is None else float(ball.eps[0])
+    if size == 0:
         return Finding()
     wrong, _ = points.violated(torch.zeros(points.margins.shape[1], dtype=torch.float64))
     flips = points.select(np.flatnonzero(wrong.any(1)))

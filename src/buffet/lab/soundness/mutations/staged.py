@@ -15,7 +15,7 @@ from buffet.network.functions import Function
 from buffet.propagation import clean_run as scene
 from buffet.propagation import substitution
 from buffet.propagation.key_split import Keys
-from buffet.regions import Cell, cells, regions
+from buffet.regions import Cell, balls, boxes, cells
 from buffet.relaxations import elementwise as relaxations
 from buffet.search.branching import Leaf, Tree
 
@@ -212,6 +212,10 @@ def _as_it_is(right: Any) -> Any:
     return lambda pair: pair
 
 
+def _minus(a: Tensor, b: Tensor, *, up: bool) -> Tensor:
+    return a - b
+
+
 def _nearest(x: Tensor, dtype: torch.dtype, *, up: bool) -> Tensor:
     return x.to(dtype)
 
@@ -222,7 +226,9 @@ _ROUNDING = tuple(
         ("outward rounding", "to nearest", Patch(relaxations, "_stepped", _as_it_is), FLOATS),
         ("rounding of f", "forgotten", Patch(Function, "rounding", changed_result(_zero)), FLOATS),
         ("rounding of ranges", "forgotten", Patch(intervals, "EPS", _zero), ("ranges",)),
-        ("single precision", "to nearest", Patch(regions, "rounded", lambda _: _nearest), ("regions",)),
+        ("size of a ball", "to nearest", Patch(balls, "rounded", lambda _: _nearest), ("regions",)),
+        ("size of a box", "to nearest", Patch(boxes, "rounded", lambda _: _nearest), ("regions",)),
+        ("ends of a box", "to nearest", Patch(boxes, "difference", lambda _: _minus), ("regions",)),
     )
 )
 
