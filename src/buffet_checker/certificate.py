@@ -145,8 +145,12 @@ def _claim(number: int, raw: Any) -> Claim:
         claim["region"],
         f"{where}.region",
         {"kind", "moved"},
-        {"p", "eps", "lower", "upper", "budget", "cuts", "rows", "ids"},
+        {"p", "eps", "lower", "upper", "budget", "cuts", "rows", "ids", "whole", "choices"},
     )
+    if not isinstance(region["kind"], str):
+        raise RejectedError(f"{where}.region.kind is no text")
+    if "whole" in region:
+        _count(region["whole"], f"{where}.region.whole")
     if region["kind"] == "cell":
         _object(region, f"{where}.region", {"kind", "moved", "p", "eps", "cuts", "rows", "lower", "upper"})
         _count(region["cuts"], f"{where}.region.cuts")
@@ -176,8 +180,8 @@ def _derivation(raw: Any, where: str) -> Derivation:
     return Derivation(nodes, flags[0], choices, stops, flags[1])
 
 
-def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
-    """The region of a claim, around the rows of the sentence."""
+def region_of(claim: Claim, rows: Array, tensors: Tensors, whole: bool = False) -> Region:
+    """The region of a claim, around the rows of the sentence; or the whole that it says to be a part of."""
     where, raw = f"claims[{claim.number}].region", claim.region
     moved = [_count(i, f"{where}.moved") for i in _list(raw["moved"], f"{where}.moved")]
     if not moved or len(set(moved)) < len(moved) or max(moved) >= len(rows):
@@ -202,19 +206,22 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
         low, high = zip(*cell_ends(claim), strict=True)
         return Cell(index, -end, end, p, eps, places, directions, low, high)
     if raw["kind"] == "box":
-        _object(raw, where, {"kind", "moved"})
-        ends = [tensors.need(f"{claim.number}.region.{side}", [shape]) for side in ("lower", "upper")]
+        _object(raw, where, {"kind", "moved"}, {"whole"})
+        name = f"whole.{raw['whole']}" if whole and "whole" in raw else f"{claim.number}.region"
+        ends = [tensors.need(f"{name}.{side}", [shape]) for side in ("lower", "upper")]
         if not (ends[0] <= ends[1]).all():
             raise RejectedError(f"{where}: a lower end is above its upper end")
         low, high = np.nextafter(ends[0] - rows[index], -np.inf), np.nextafter(ends[1] - rows[index], np.inf)
         return Box(index, low, high)
     if raw["kind"] == "candidates":
-        _object(raw, where, {"kind", "moved", "budget"}, {"ids"})
-        name = f"{claim.number}.region.rows"
+        _object(raw, where, {"kind", "moved", "budget"}, {"ids", "whole", "choices"})
+        name = candidate_rows(claim)
         found = tensors.stored.tensors.get(name)
         choices = 0 if found is None or found.ndim != 3 else found.shape[1]
         given = tensors.need(name, [(shape[0], choices, shape[1])])
         own = rows[index][:, None]
+        if "whole" in raw and not whole:
+            given = _picked(given, own, picked(claim, choices))
         offsets = given - own
         error = np.spacing(np.abs(offsets)) * (given != own)
         low = np.minimum(np.nextafter((offsets - error).min(1), -np.inf), 0.0)
@@ -222,6 +229,31 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
         budget = _count(raw["budget"], f"{where}.budget")
         return Candidates(index, low, high, offsets, error, budget)
     raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, cell, box and candidates")
+
+
+def candidate_rows(claim: Claim) -> str:
+    """The name of the array of candidates: that of the whole, of which a part has some."""
+    return f"whole.{claim.region['whole']}.rows" if "whole" in claim.region else f"{claim.number}.region.rows"
+
+
+def picked(claim: Claim, choices: int) -> tuple[frozenset[int], ...]:
+    """Which of the candidates of its whole every word of a part has; the original besides."""
+    where = f"claims[{claim.number}].region.choices"
+    words = [_list(word, where) for word in _list(claim.region.get("choices"), where)]
+    found = tuple(frozenset(_count(i, where) for i in word) for word in words)
+    if len(found) != len(_list(claim.region["moved"], where)) or any(
+        i >= choices for word in found for i in word
+    ):
+        raise RejectedError(f"{where} must be numbers of candidates (0 to {choices - 1}) for every moved row")
+    return found
+
+
+def _picked(given: Array, own: Array, words: tuple[frozenset[int], ...]) -> Array:
+    """These candidates of every word, the original in place of the others."""
+    chosen = np.zeros(given.shape[:2], bool)
+    for row, word in zip(chosen, words, strict=True):
+        row[sorted(word)] = True
+    return np.where(chosen[..., None], given, own)
 
 
 def cell_ends(claim: Claim) -> tuple[tuple[float, float], ...]:

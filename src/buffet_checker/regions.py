@@ -37,7 +37,7 @@ class Region:
         return np.zeros_like(self.lower)
 
     def left(self, form: Array, far: Array) -> Array:
-        """At least ``Σ_d far_d·max |form·(δ_d − middle_d)|``, for ``form[width, ...]``, ``far[moved, ...]``."""
+        """At least ``Σ_d far_d·max |form·(δ_d − middle_d)|``: ``form[width, ...]``, ``far[moved, ...]``."""
         raise NotImplementedError
 
     def size(self, form: Array) -> Array:

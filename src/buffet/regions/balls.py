@@ -146,7 +146,7 @@ class LpBall(Region):
         ends = self._sizes()[0] * torch.eye(self.width, dtype=torch.float64, device=self.center.device)
         return ends, -ends
 
-    def cuttable(self, changes: Sequence[Float[Tensor, "probes some"]]) -> tuple[Region, Halve]:
+    def cuttable(self, changes: Sequence[Float[Tensor, "_ some"]]) -> tuple[Region, Halve]:
         """Parts are cells, cut across the directions in which the scores move most."""
         from buffet.regions.cells import cut_ball
 

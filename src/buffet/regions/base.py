@@ -195,7 +195,7 @@ class Region(ABC):
         """Pairs of deviations of a moved row of the only task, between which scores are compared."""
 
     @abstractmethod
-    def cuttable(self, changes: Sequence[Float[Tensor, "probes some"]]) -> tuple[Region, Halve]:
+    def cuttable(self, changes: Sequence[Float[Tensor, "_ some"]]) -> tuple[Region, Halve]:
         """The region of one task as the first of its parts, and how to cut a part in two.
 
         `changes` are what the network's scores change by between the probes of every moved row: a part is cut

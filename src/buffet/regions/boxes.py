@@ -126,7 +126,7 @@ class Box(Region):
         ends = torch.diag((self.upper[0, row] - self.lower[0, row]) / 2)
         return middle + ends, middle - ends
 
-    def cuttable(self, changes: Sequence[Float[Tensor, "probes some"]]) -> tuple[Region, Halve]:
+    def cuttable(self, changes: Sequence[Float[Tensor, "_ some"]]) -> tuple[Region, Halve]:
         """Parts are boxes, halved along the entry in which the scores move most."""
         wide = self.upper[0] - self.lower[0]
         moves = torch.stack([change.square().sum(-1).sqrt() for change in changes])

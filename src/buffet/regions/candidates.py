@@ -166,7 +166,7 @@ class CandidateSet(Region):
         chosen = self.offsets[0, row, 1 : len(self.candidates[0][row]) + 1]
         return chosen, torch.zeros_like(chosen)
 
-    def cuttable(self, changes: Sequence[Float[Tensor, "probes some"]]) -> tuple[Region, Halve]:
+    def cuttable(self, changes: Sequence[Float[Tensor, "_ some"]]) -> tuple[Region, Halve]:
         """Parts are candidate sets: half of the candidates of a word each, the original with both.
 
         That of the word whose candidates change the scores most differently is halved, those with similar

@@ -193,7 +193,7 @@ class Cell(LpBall):
         return rest, gain
 
 
-def cut_ball(ball: LpBall, changes: Sequence[Float[Tensor, "probes some"]]) -> tuple[Cell, Halve]:
+def cut_ball(ball: LpBall, changes: Sequence[Float[Tensor, "_ some"]]) -> tuple[Cell, Halve]:
     """A ball of one task as a cell, and how to halve cells: across the direction in which scores move most
     within them. The `changes` of scores go with moves along the axes of every row.
     """

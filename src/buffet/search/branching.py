@@ -122,7 +122,7 @@ class Tree:
         return part.with_eps(eps) if self._resizable else part
 
 
-def changes(program: Program, region: Region) -> list[Float[Tensor, "probes some"]]:
+def changes(program: Program, region: Region) -> list[Float[Tensor, "_ some"]]:
     """What scores change by between the probes of every moved row, in a region of one task."""
     return [_changes(program, region, row) for row in range(region.moved.shape[1])]
 
