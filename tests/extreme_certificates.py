@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import buffet
-from buffet.certificates.certificate import _describe, certify, kinds
+from buffet.certificates.certificate import certify, described_in, kinds
 from buffet.lab.random_models import model_of
 from buffet.lab.soundness.campaign import known_methods
 from buffet.lab.soundness.cases import Case
@@ -118,7 +118,7 @@ def forge(at: Situation, dice: Dice) -> bytes:
     method = buffet.Method(softmax=graph if graph != "plain" else "lse")
     scene = method.scene(case.model.program64, case.region.center, case.label)
     center = case.region.center.contiguous()
-    described, extra = _describe(case.region, 0, {})
+    described, extra = described_in(case.region.describe(), 0, {})
     tensors: dict[str, Tensor] = {"center": center, **extra}
     derivations: list[dict[str, object]] = []
     if plan != "intervals":

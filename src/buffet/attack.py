@@ -20,8 +20,7 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Program
-from buffet.regions import CandidateSet, LpBall, Region
-from buffet.regions.norms import lp_norm
+from buffet.regions import Region
 from buffet.system.parallel import threads
 
 # Tasks are attacked in groups of about this many numbers in all values of the graph (float32: 0.5 GB).
@@ -127,7 +126,7 @@ def attack(
             continue
         with split:
             delta = _descend(target, part, settings, generator)
-            if isinstance(part, CandidateSet):
+            if part.finite:
                 delta = _substitute(target, part, delta, settings.steps)
         found.append(part.project(delta.double()))
     return _judged(target, region, torch.cat(found))
@@ -135,7 +134,7 @@ def attack(
 
 def nearest_attack(
     program: Program,
-    region: LpBall,
+    region: Region,
     label: int,
     settings: AttackSettings = DEFAULT,
     upper: float | None = None,
@@ -167,13 +166,13 @@ def nearest_attack(
             delta = _tighten(target, part, delta)
             found.append(_polish(target, part, settings, delta, generator))
     delta = torch.cat(found)
-    kept = _size(region, delta) <= limit
+    kept = region.size_of(delta) <= limit
     return _judged(target, region, torch.where(kept[:, None, None], delta, 0.0))
 
 
 def attacked_radius(
     program: Program,
-    region: LpBall,
+    region: Region,
     label: int,
     settings: AttackSettings = DEFAULT,
     upper: float | None = None,
@@ -187,7 +186,7 @@ def attacked_radius(
     ball of that size is surely not robust. It is 0 if the clean input is not classified as `label`.
     """
     found = nearest_attack(program, region, label, settings, upper, mask=mask, deadline=deadline)
-    size = _size(region, found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)
+    size = region.size_of(found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)
     return torch.where(found.success, size, math.inf)
 
 
@@ -207,14 +206,14 @@ def _descend(target: _Target, region: Region, settings: AttackSettings, generato
         if target.expired:
             break
         corner = region.extreme(slope)
-        if isinstance(region, CandidateSet):
+        if region.finite:
             delta = corner
         else:
             delta = region.project(delta + _decay(step, settings.steps, 0.02) * (corner - delta))
     return winner
 
 
-def _substitute(target: _Target, region: CandidateSet, delta: Tensor, passes: int) -> Tensor:
+def _substitute(target: _Target, region: Region, delta: Tensor, passes: int) -> Tensor:
     """Greedy search: change one word at a time to the choice that lowers the margin most.
 
     Starts from the unchanged sentence and from `delta`; ends when nothing improves or all tasks flipped.
@@ -225,7 +224,7 @@ def _substitute(target: _Target, region: CandidateSet, delta: Tensor, passes: in
         for _ in range(passes):
             if bool((lowest < 0).all()) or target.expired:
                 break
-            trials = _single_changes(region, current)
+            trials = region.changed_words(current)
             value = _margins(target, region, trials)
             value = torch.where(region.contains(trials), value, math.inf)
             better = value.amin(0) < lowest
@@ -238,15 +237,6 @@ def _substitute(target: _Target, region: CandidateSet, delta: Tensor, passes: in
     return _per_task(torch.stack(winners), torch.stack(margins))
 
 
-def _single_changes(region: CandidateSet, delta: Tensor) -> Tensor:
-    """Every δ that differs from `delta` in one word: (words · choices) × tasks × moved × width."""
-    words, choices = region.offsets.shape[1:3]
-    trials = delta.expand(words, choices, *delta.shape).clone()
-    for word in range(words):
-        trials[word, :, :, word] = region.offsets[:, word].transpose(0, 1).to(delta.dtype)
-    return trials.flatten(0, 1)
-
-
 def _margins(target: _Target, region: Region, delta: Tensor) -> Tensor:
     """Margins without gradients, a few starts at a time."""
     size = max(1, 256 // region.tasks)
@@ -255,7 +245,7 @@ def _margins(target: _Target, region: Region, delta: Tensor) -> Tensor:
 
 
 def _nearest(
-    target: _Target, region: LpBall, settings: AttackSettings, limit: float, generator: torch.Generator
+    target: _Target, region: Region, settings: AttackSettings, limit: float, generator: torch.Generator
 ) -> Tensor:
     """Approach the nearest point of the decision boundary; float64 δ per task, NaN where none flipped.
 
@@ -266,7 +256,7 @@ def _nearest(
     restarts, tasks = settings.restarts, region.tasks
     many = region.select(torch.arange(tasks).repeat(restarts))
     margin, slope = target.gradient(region, _still(region).float())
-    guess = (margin.double().clamp(min=0) / _dual(region, slope)).nan_to_num(0.0, 1.0)
+    guess = (margin.double().clamp(min=0) / region.growth(slope)).nan_to_num(0.0, 1.0)
     guess = guess.clamp(max=min(limit, LARGEST))
     delta = region.with_eps(guess).sample(restarts, generator).float().flatten(0, 1)
     eps, best = guess.repeat(restarts), torch.full_like(delta, math.nan)
@@ -277,7 +267,7 @@ def _nearest(
     before, idle = smallest, 0
     for step in range(settings.steps + 1):
         margin, slope = target.gradient(many, delta)
-        size = _size(region, delta)
+        size = region.size_of(delta)
         closer = (margin < 0) & (size < smallest) & (size <= limit)
         smallest = torch.where(closer, size, smallest)
         best = torch.where(closer[:, None, None], delta, best)
@@ -288,7 +278,7 @@ def _nearest(
             break
         # A trajectory that oscillates in front of the boundary is pushed harder until it crosses.
         overshoot = torch.where(found.isinf() & (step > 8), overshoot * 1.05, 1.001)
-        aim = overshoot * (margin.double() - (slope * delta).double().sum((1, 2))) / _dual(region, slope)
+        aim = overshoot * (margin.double() - (slope * delta).double().sum((1, 2))) / region.growth(slope)
         growth = 2 * torch.maximum(eps, size)
         eps = torch.minimum(torch.minimum(aim.nan_to_num(0.0).clamp(min=0), growth), found.clamp(max=limit))
         corner = many.with_eps(eps.clamp(max=LARGEST)).extreme(slope)
@@ -297,7 +287,7 @@ def _nearest(
 
 
 def _widen(
-    target: _Target, region: LpBall, settings: AttackSettings, limit: float, generator: torch.Generator
+    target: _Target, region: Region, settings: AttackSettings, limit: float, generator: torch.Generator
 ) -> Tensor:
     """Attacks in larger and larger balls, where the direct approach failed; NaN where none flips."""
     delta = _still(region) * math.nan
@@ -314,7 +304,7 @@ def _widen(
     return delta
 
 
-def _tighten(target: _Target, region: LpBall, delta: Tensor) -> Tensor:
+def _tighten(target: _Target, region: Region, delta: Tensor) -> Tensor:
     """Shrink every δ along its ray as far as it still flips the answer; NaN where it does not."""
     # Float64 may put the boundary a hair further out than float32 did.
     stretch = torch.tensor([1.0, 1.0001, 1.001, 1.01, 1.1], dtype=torch.float64, device=delta.device)
@@ -332,7 +322,7 @@ def _tighten(target: _Target, region: LpBall, delta: Tensor) -> Tensor:
 
 
 def _polish(
-    target: _Target, region: LpBall, settings: AttackSettings, delta: Tensor, generator: torch.Generator
+    target: _Target, region: Region, settings: AttackSettings, delta: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Attack again in slightly smaller balls, as long as that helps some task."""
     quick = replace(settings, steps=min(settings.steps, 10))
@@ -341,7 +331,7 @@ def _polish(
         if not len(tasks) or target.expired:
             break
         part = region.select(tasks)
-        part = part.with_eps(0.98 * _size(part, delta[tasks]))
+        part = part.with_eps(0.98 * part.size_of(delta[tasks]))
         closer = part.project(_descend(target, part, quick, generator).double())
         helped, _ = target.flipped(part, closer)
         tasks = tasks[helped]
@@ -376,17 +366,9 @@ def _decay(step: int, steps: int, last: float) -> float:
     return last + (1 - last) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
-def _dual(region: LpBall, slope: Tensor) -> Tensor:
-    return lp_norm(slope.double(), region.q, -1).sum(-1)
-
-
-def _size(region: LpBall, delta: Tensor) -> Tensor:
-    return lp_norm(delta.double(), region.p, -1).amax(-1)
-
-
-def _scale(region: LpBall) -> float:
+def _scale(region: Region) -> float:
     """The typical size of a row in the region's norm: embeddings moved by much more are meaningless."""
-    size = lp_norm(region.center.double(), region.p, -1).mean()
+    size = region.size_of(region.center.double().unsqueeze(1)).mean()
     return float(size) if size > 0 else 1.0
 
 

@@ -22,7 +22,7 @@ from buffet.optimisation.steps import Learning
 from buffet.optimisation.table import OPTIMISERS, RULE_KEPT
 from buffet.propagation.clean_run import Scene
 from buffet.propagation.plan import PROPAGATIONS, Propagation
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.relaxations.softmax import SOFTMAXES
 from buffet.relaxations.table import PRODUCTS, RULE
 
@@ -82,7 +82,7 @@ class Method(Composition):
     def follow(
         self,
         scene: Scene,
-        ball: LpBall,
+        region: Region,
         eps: Float[Tensor, "tasks"],
         control: Control,
         *,
@@ -92,8 +92,8 @@ class Method(Composition):
         """Learn end to end at the edge of what can be proven; about the largest ε proven then."""
         optimiser = self.optimiser
         assert isinstance(optimiser, EndToEnd)
-        problem = self.problem(scene, ball, dtype=dtype, chunk_bytes=chunk_bytes)
-        return optimiser.follow(problem, ball, eps, control)
+        problem = self.problem(scene, region, dtype=dtype, chunk_bytes=chunk_bytes)
+        return optimiser.follow(problem, region, eps, control)
 
     def challengers(self, program: Program) -> tuple[Method, ...]:
         """Methods that may do better on some task of a network.

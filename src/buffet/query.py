@@ -14,7 +14,7 @@ from torch import Tensor
 from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.optimisation.context import Control
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +74,8 @@ def without_padding(region: Region, mask: Bool[Tensor, "tokens"] | None) -> Regi
 
 
 def sized(region: Region, eps: float | Sequence[float] | Tensor | None) -> Region:
-    """The region with the given size; only a ball takes one."""
-    if eps is None:
-        return region
-    if not isinstance(region, LpBall):
-        raise BuffetError(f"a {type(region).__name__} has no size: leave eps out")
-    return region.with_eps(eps)
+    """The region with the given size, if one is given."""
+    return region if eps is None else region.with_eps(eps)
 
 
 def checked_budget(budget: float) -> float:

@@ -141,8 +141,12 @@ def _claim(number: int, raw: Any) -> Claim:
         claim["region"],
         f"{where}.region",
         {"kind", "moved"},
-        {"p", "eps", "lower", "upper", "budget", "cuts", "rows", "ids"},
+        {"p", "eps", "lower", "upper", "budget", "cuts", "rows", "ids", "whole", "choices"},
     )
+    if not isinstance(region["kind"], str):
+        raise RejectedError(f"{where}.region.kind is no text")
+    if "whole" in region:
+        _count(region["whole"], f"{where}.region.whole")
     if region["kind"] == "cell":
         _object(region, f"{where}.region", {"kind", "moved", "p", "eps", "cuts", "rows", "lower", "upper"})
         _count(region["cuts"], f"{where}.region.cuts")
@@ -172,8 +176,8 @@ def _derivation(raw: Any, where: str) -> Derivation:
     return Derivation(nodes, flags[0], choices, stops, flags[1])
 
 
-def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
-    """The region of a claim, around the rows of the sentence."""
+def region_of(claim: Claim, rows: Array, tensors: Tensors, whole: bool = False) -> Region:
+    """The region of a claim, around the rows of the sentence; or the whole that it says to be a part of."""
     where, raw = f"claims[{claim.number}].region", claim.region
     moved = _counts(raw["moved"], f"{where}.moved")
     if not moved or len(set(moved)) < len(moved) or max(moved) >= len(rows):
@@ -183,9 +187,9 @@ def region_of(claim: Claim, rows: Array, tensors: Tensors) -> Region:
         case "ball" | "cell":
             return _ball(claim, index, rows, tensors)
         case "box":
-            return _box(claim, index, rows, tensors)
+            return _box(claim, index, rows, tensors, whole)
         case "candidates":
-            return _candidates(claim, index, rows, tensors)
+            return _candidates(claim, index, rows, tensors, whole)
     raise RejectedError(f"{where}.kind is {raw['kind']!r:.40}; known are ball, cell, box and candidates")
 
 
@@ -208,9 +212,10 @@ def _ball(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Ball:
     return Cell(index, -end, end, p, eps, places, directions, low, high)
 
 
-def _box(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Box:
-    where, name = f"claims[{claim.number}].region", f"{claim.number}.region"
-    _object(claim.region, where, {"kind", "moved"})
+def _box(claim: Claim, index: Array, rows: Array, tensors: Tensors, whole: bool) -> Box:
+    where, raw = f"claims[{claim.number}].region", claim.region
+    _object(raw, where, {"kind", "moved"}, {"whole"})
+    name = f"whole.{raw['whole']}" if whole and "whole" in raw else f"{claim.number}.region"
     own = rows[index]
     lower, upper = (tensors.need(f"{name}.{side}", [own.shape]) for side in ("lower", "upper"))
     if not (lower <= upper).all():
@@ -218,17 +223,44 @@ def _box(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Box:
     return Box(index, np.nextafter(lower - own, -np.inf), np.nextafter(upper - own, np.inf))
 
 
-def _candidates(claim: Claim, index: Array, rows: Array, tensors: Tensors) -> Candidates:
-    where, name = f"claims[{claim.number}].region", f"{claim.number}.region.rows"
-    _object(claim.region, where, {"kind", "moved", "budget"}, {"ids"})
+def _candidates(claim: Claim, index: Array, rows: Array, tensors: Tensors, whole: bool) -> Candidates:
+    where, name = f"claims[{claim.number}].region", candidate_rows(claim)
+    _object(claim.region, where, {"kind", "moved", "budget"}, {"ids", "whole", "choices"})
     found = tensors.stored.tensors.get(name)
     choices = 0 if found is None or found.ndim != 3 else found.shape[1]
     given, own = tensors.need(name, [(len(index), choices, rows.shape[1])]), rows[index][:, None]
+    if "whole" in claim.region and not whole:
+        given = _picked(given, own, picked(claim, choices))
     offsets = given - own
     error = np.spacing(np.abs(offsets)) * (given != own)
     low = np.minimum(np.nextafter((offsets - error).min(1), -np.inf), 0.0)
     high = np.maximum(np.nextafter((offsets + error).max(1), np.inf), 0.0)
     return Candidates(index, low, high, offsets, error, _count(claim.region["budget"], f"{where}.budget"))
+
+
+def candidate_rows(claim: Claim) -> str:
+    """The name of the array of candidates: that of the whole, of which a part has some."""
+    return f"whole.{claim.region['whole']}.rows" if "whole" in claim.region else f"{claim.number}.region.rows"
+
+
+def picked(claim: Claim, choices: int) -> tuple[frozenset[int], ...]:
+    """Which of the candidates of its whole every word of a part has; the original besides."""
+    where = f"claims[{claim.number}].region.choices"
+    words = [_list(word, where) for word in _list(claim.region.get("choices"), where)]
+    found = tuple(frozenset(_count(i, where) for i in word) for word in words)
+    if len(found) != len(_list(claim.region["moved"], where)) or any(
+        i >= choices for word in found for i in word
+    ):
+        raise RejectedError(f"{where} must be numbers of candidates (0 to {choices - 1}) for every moved row")
+    return found
+
+
+def _picked(given: Array, own: Array, words: tuple[frozenset[int], ...]) -> Array:
+    """These candidates of every word, the original in place of the others."""
+    chosen = np.zeros(given.shape[:2], bool)
+    for row, word in zip(chosen, words, strict=True):
+        row[sorted(word)] = True
+    return np.where(chosen[..., None], given, own)
 
 
 def cell_ends(claim: Claim) -> tuple[tuple[float, float], ...]:

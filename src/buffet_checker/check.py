@@ -11,7 +11,7 @@ import numpy as np
 
 from buffet_checker.balls import Array, underflows_gradually
 from buffet_checker.cells import groups
-from buffet_checker.certificate import Certificate, Claim, read_certificate, region_of
+from buffet_checker.certificate import Certificate, Claim, candidate_rows, read_certificate, region_of
 from buffet_checker.errors import BadInputError, RejectedError
 from buffet_checker.network import Checkpoint, build, read_checkpoint
 from buffet_checker.regions import Region
@@ -47,7 +47,7 @@ class Proof:
     """
 
     moved: tuple[int, ...]
-    region: Region  # of cells, one of them
+    region: Region  # of parts what they are parts of; of cells, one of them
     cells: int  # parts that the region was proven in
     margins: tuple[float, ...]
     slacks: tuple[float, ...]
@@ -97,9 +97,9 @@ def judge(content: bytes, where: str, checkpoint: Checkpoint) -> Result:
             label = found.label
             rows = _rows(found, checkpoint)
             subject = _subject(found, checkpoint, rows, sha256(content))
-            for members in groups(found.claims):
+            for members in groups(found.claims, rows, found.tensors):
                 parts = [_prove(found, claim, checkpoint, rows, subject) for claim in members]
-                proofs.append(_together(parts))
+                proofs.append(_together(parts, region_of(members[0], rows, found.tensors, whole=True)))
             found.tensors.leftover()
     except RejectedError as error:
         return Result(False, str(error), label, (), time.perf_counter() - begin)
@@ -149,12 +149,12 @@ def _subject(certificate: Certificate, checkpoint: Checkpoint, rows: Array, dige
     )
 
 
-def _together(parts: list[Proof]) -> Proof:
+def _together(parts: list[Proof], whole: Region) -> Proof:
     """What the proofs of all parts of a region prove of it."""
     margins = tuple(min(values) for values in zip(*(p.margins for p in parts), strict=True))
     slacks = tuple(max(values) for values in zip(*(p.slacks for p in parts), strict=True))
     first = parts[0]
-    return Proof(first.moved, first.region, len(parts), margins, slacks, first.substitutes)
+    return Proof(first.moved, whole, len(parts), margins, slacks, first.substitutes)
 
 
 def _prove(
@@ -167,7 +167,7 @@ def _prove(
     region = region_of(claim, rows, certificate.tensors)
     moved, substitutes = tuple(region.moved.tolist()), None
     if "ids" in claim.region:
-        given = certificate.tensors.stored.tensors[f"{claim.number}.region.rows"].astype(np.float64)
+        given = certificate.tensors.stored.tensors[candidate_rows(claim)].astype(np.float64)
         substitutes = check_substitutes(
             claim.region["ids"],
             moved,

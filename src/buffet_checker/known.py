@@ -24,7 +24,7 @@ from buffet_checker.pieces import (
     SumPiece,
     planes,
 )
-from buffet_checker.regions import Ball, Region
+from buffet_checker.regions import Region
 from buffet_checker.rows import Form, Local
 from buffet_checker.softmax import SoftmaxShares, softmax_piece
 from buffet_checker.wholes import whole
@@ -144,8 +144,8 @@ class Known:
         if share is None:
             return piece
         local = self.locals.get(node.inputs[1])
-        if kind != "mix" or node.scale != 1 or local is None or not isinstance(self.region, Ball):
+        if kind != "mix" or node.scale != 1 or local is None:
             raise RejectedError(
-                f"node {index} ({node.name}): only values that move linearly in a ball are bounded as a whole"
+                f"node {index} ({node.name}): only values that move linearly are bounded as a whole"
             )
         return whole(piece, share, (x, y), both, local, self.region)

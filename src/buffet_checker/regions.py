@@ -11,6 +11,8 @@ from buffet_checker.balls import FUNCTION, TINY, Array, U, gamma
 
 GOLDEN, STEPS = (math.sqrt(5) - 1) / 2, 44
 """Of the search for the weight of a plane: to a billionth of its range."""
+_MORE = 1 + 1e-9
+"""More than the relative error of any sum of non-negative terms in `Region.left` (up to 10⁶ terms)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,20 @@ class Region:
     def minimum(self, form: Array) -> Array:
         """At most ``min_δ Σ form·δ`` for ``form[moved, width, ...]``."""
         raise NotImplementedError
+
+    @property
+    def middle(self) -> Array:
+        """Some δ that rows are near to, around which `left` is small."""
+        return np.zeros_like(self.lower)
+
+    def left(self, form: Array, far: Array) -> Array:
+        """At least ``Σ_d far_d·max |form·(δ_d − middle_d)|``: ``form[width, ...]``, ``far[moved, ...]``."""
+        raise NotImplementedError
+
+    def size(self, form: Array) -> Array:
+        """At least |form·δ_d| and |form·(δ_d − middle_d)|, ``[moved, ...]``, for ``form[width, ...]``."""
+        most = self.reach + np.abs(self.middle)
+        return np.tensordot(most, np.abs(form), 1) * (1 + gamma(form.shape[0] + 8)) + TINY
 
     def facts(self) -> dict[str, str | int | float]:
         """What kind of region it is, and how large."""
@@ -62,8 +78,14 @@ class Ball(Region):
     def facts(self) -> dict[str, str | int | float]:
         return {"kind": "ball", "p": "inf" if math.isinf(self.p) else self.p, "eps": self.eps}
 
-    def largest(self, form: Array) -> Array:
-        """At least ``max |form·δ_d|`` of any moved row d, for ``form[width, ...]``."""
+    def left(self, form: Array, far: Array) -> Array:
+        return far.sum(0) * _MORE * self._largest(form) * _MORE
+
+    def size(self, form: Array) -> Array:
+        return np.broadcast_to(self._largest(form), (len(self.moved), *form.shape[1:]))
+
+    def _largest(self, form: Array) -> Array:
+        """At least ``max |form·δ_d|`` of any moved row d."""
         return -Ball.minimum(self, form[None])
 
 
@@ -152,6 +174,17 @@ class Box(Region):
         error = gamma(self.lower.size + 8) * (np.abs(form) * reach).sum((0, 1))
         return total - error * (1 + 1e-8) - 1e-290
 
+    @property
+    def middle(self) -> Array:
+        return (self.lower + self.upper) / 2
+
+    def left(self, form: Array, far: Array) -> Array:
+        """``Σ_i |form_i| Σ_d far_d·r_di`` with half-widths r."""
+        middle = self.middle
+        radius = np.nextafter(np.maximum(self.upper - middle, middle - self.lower), np.inf)
+        weights = np.tensordot(radius, far, (0, 0)) * _MORE
+        return (np.abs(form) * weights).sum(0) * _MORE + TINY
+
     def facts(self) -> dict[str, str | int | float]:
         return {"kind": "box", "reach": float(self.reach.max(initial=0.0))}
 
@@ -178,6 +211,24 @@ class Candidates(Region):
         least = np.minimum((gains - lost * (1 + 1e-8)).min(1), 0.0)
         total = np.sort(least, 0)[: self.budget].sum(0) * (1 + gamma(words + 8))
         return (total - 1e-290).reshape(form.shape[2:])
+
+    @property
+    def middle(self) -> Array:
+        ends = self.offsets.min(1, initial=0.0), self.offsets.max(1, initial=0.0)
+        return (ends[0] + ends[1]) / 2
+
+    def left(self, form: Array, far: Array) -> Array:
+        """The largest of ``|form·(o − middle_d)|`` over the offsets o of a row, of which 0 is one."""
+        middle = self.middle[:, None]
+        width, flat = len(form), np.abs(form).reshape(len(form), -1)
+        total: Array = np.zeros(())
+        for offsets, error, at, weight in zip(self.offsets, self.error, middle, far, strict=True):
+            apart = np.concatenate([offsets, 0 * at]) - at
+            known = np.concatenate([error, 0 * at]) + U * np.abs(apart)
+            value = np.abs(apart @ form.reshape(width, -1))
+            lost = gamma(width + 8) * (np.abs(apart) @ flat) + known @ flat
+            total = total + weight * ((value + lost * _MORE).max(0) * _MORE + TINY).reshape(form.shape[1:])
+        return total * _MORE + TINY
 
     def facts(self) -> dict[str, str | int | float]:
         return {"kind": "candidates", "choices": self.offsets.shape[1], "budget": self.budget}

@@ -23,7 +23,7 @@ from buffet.errors import BuffetError
 from buffet.methods import method_named
 from buffet.regions import Cell, Cuts
 from buffet.search import branching
-from buffet.search.branching import Tree, directions
+from buffet.search.branching import Tree, changes
 from buffet_checker import regions as checker
 from buffet_checker.check import judge
 from certificate_campaign import write_variant
@@ -197,10 +197,10 @@ def test_the_worst_cell_is_cut_until_all_are_proven() -> None:
     assert not tree.grow(1.2)
     assert few < len(tree.leaves) <= 40
     assert tree.limit(1.2) < 0 < tree.limit(0.5)
-    cells = together([leaf.cell.with_eps(0.8) for leaf in tree.leaves])
+    cells = together([leaf.part.with_eps(0.8) for leaf in tree.leaves])
     _, inside = points_in(cells, torch.Generator().manual_seed(0))
     assert bool(inside.any(1).all())
-    outer = [leaf for leaf in tree.leaves if leaf.cell.upper[0, 0] > 0]
+    outer = [leaf for leaf in tree.leaves if leaf.part.upper[0, 0] > 0]
     assert len(outer) > len(tree.leaves) / 2, "cuts are where margins are low"
 
 
@@ -215,13 +215,17 @@ def test_a_tree_without_answers_proves_nothing() -> None:
 
 def test_directions_of_large_networks_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ball = encoder(3), random_ball(3, 0.1).select([0])
-    whole, strengths = directions(model.program64, ball)
-    assert strengths.tolist() == sorted(strengths.tolist(), reverse=True)
+
+    def directions() -> torch.Tensor:
+        cell, _ = ball.cuttable(changes(model.program64, ball))
+        assert isinstance(cell, Cell)
+        return cell.cuts.directions
+
+    whole = directions()
     monkeypatch.setattr(branching, "CHUNK", 1)
-    torch.testing.assert_close(directions(model.program64, ball)[0].directions, whole.directions)
+    torch.testing.assert_close(directions(), whole)
     monkeypatch.setattr(branching, "SOME", 30)
-    likely, _ = directions(model.program64, ball)
-    assert float((likely.directions[0] @ whole.directions[0]).abs()) > 0.8
+    assert float((directions()[0] @ whole[0]).abs()) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -286,11 +290,8 @@ def test_cells_of_a_ball_of_no_size_and_of_an_engine_with_little_memory() -> Non
     assert with_cells.verdict in ("certified", "unknown"), "and not an error"
 
 
-def test_only_balls_are_cut() -> None:
+def test_there_is_a_cell_at_least() -> None:
     model, ball = encoder(5), random_ball(5, 0.1)
-    box = buffet.Box(ball.center, ball.center - 0.1, ball.center + 0.1, words=[1])
-    with pytest.raises(BuffetError, match="not a Box"):
-        buffet.verify(model, box, method=method_named("lse", cells=2))
     with pytest.raises(BuffetError, match="cells 0"):
         buffet.radius(model, ball, method_named("lse", cells=0))
 

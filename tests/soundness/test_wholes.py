@@ -1,4 +1,4 @@
-"""Products bounded as a whole hold for all weights in their box and all values of a ball, for every share."""
+"""Products bounded as a whole hold for all weights in their box, all values of a region and every share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box
 from buffet.network import Mix
-from buffet.regions import Cell, LpBall
+from buffet.regions import Box as InputBox
+from buffet.regions import CandidateSet, Cell, LpBall, Region
 from buffet.regions.cells import Cuts
 from buffet.relaxations.headwise import Whole, WholePiece
 from buffet.relaxations.products import planes
@@ -28,6 +29,7 @@ QUERIES, KEYS, HEADS, DEPTH, WIDTH, ROWS = 2, 4, 2, 3, 5, 6
 OP = Mix(heads=HEADS)
 QUICK = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate], max_examples=60)
 NORMS = (1, 1.5, 2, 3, "inf")
+KINDS = (*NORMS, "box", "far box", "candidates")
 WORDS = ([[1], [3]], [[0, 2], [1, 3]])
 
 
@@ -49,8 +51,16 @@ class Setting:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     @property
-    def ball(self) -> LpBall:
-        return LpBall(torch.zeros(KEYS, WIDTH), self.words, self.p, self.eps)
+    def region(self) -> Region:
+        x, shape = torch.zeros(KEYS, WIDTH), (2, len(self.words[0]), WIDTH)
+        if self.p in ("box", "far box"):
+            middle = self.eps * self.draw(*shape, salt=9) * (3.0 if self.p == "far box" else 0.2)
+            wide = self.eps * self.draw(*shape, salt=10).abs()
+            return InputBox(x, middle - wide, middle + wide, self.words)
+        if self.p == "candidates":
+            rows = self.eps * self.draw(*shape[:2], 3, WIDTH, salt=9)
+            return CandidateSet(x, self.words, [list(task) for task in rows])
+        return LpBall(x, self.words, self.p, self.eps)
 
     @property
     def clean(self) -> tuple[Tensor, Tensor]:
@@ -60,7 +70,7 @@ class Setting:
     @property
     def local(self) -> Local:
         matrix = self.size * self.draw(HEADS * DEPTH, WIDTH, salt=3)
-        return Local(matrix.to(self.dtype), self.ball.moved, matrix)
+        return Local(matrix.to(self.dtype), self.region.moved, matrix)
 
     @property
     def weights(self) -> Box:
@@ -77,11 +87,12 @@ class Setting:
         flat = planes(
             OP, self.clean, self.weights, self.values, alpha_lower=0.3, alpha_upper=0.6, dtype=self.dtype
         )
-        return Whole.of(OP, self.clean, self.weights, self.local, self.ball).mixed(flat, self.shares)
+        return Whole.of(OP, self.clean, self.weights, self.local, self.region).mixed(flat, self.shares)
 
     @property
     def values(self) -> Box:
-        reach = -self.ball.minimise(self.local.unrounded.mT[None, None].expand(2, 1, -1, -1)) * (1 + 1e-12)
+        lower, upper = self.region.extent()
+        reach = torch.maximum(-lower, upper) @ self.local.unrounded.abs().mT * (1 + 1e-12)
         full = torch.zeros(2, KEYS, HEADS * DEPTH, dtype=torch.float64)
         for task, words in enumerate(self.words):
             full[task, words] = reach[task]
@@ -94,7 +105,7 @@ class Setting:
         share[::2] = share[::2].round()
         a = torch.lerp(self.weights.lower, self.weights.upper, share)
         b = torch.zeros(count, 2, KEYS, HEADS * DEPTH, dtype=torch.float64)
-        delta = self.ball.sample(count, generator)
+        delta = self.region.sample(count, generator)
         for task, words in enumerate(self.words):
             b[:, task, words] = delta[:, task] @ self.local.unrounded.mT
         x, y = (v.expand(count, 2, *v.shape) for v in self.clean)
@@ -115,7 +126,7 @@ SETTINGS = st.builds(
     Setting,
     seed=st.integers(0, 10_000),
     words=st.sampled_from(WORDS),
-    p=st.sampled_from(NORMS),
+    p=st.sampled_from(KINDS),
     eps=st.sampled_from([0.0, 1e-6, 0.3, 20.0]),
     width=st.sampled_from([0.0, 1e-5, 0.2, 3.0]),
     size=st.sampled_from([0.0, 1e-4, 1.0, 100.0]),
@@ -164,7 +175,7 @@ def test_many_features_lose_less_as_a_whole(p):
         (_, _), constant = piece.pull(rows)
         lost[share] = -constant
     alone = Rows(rows.coefs.abs(), QUERIES, True).contract(
-        Whole.of(OP, setting.clean, setting.weights, setting.local, setting.ball).spread()
+        Whole.of(OP, setting.clean, setting.weights, setting.local, setting.region).spread()
     )
     assert (lost[1.0] <= alone * (1 + 1e-12)).all()
     assert lost[1.0].mean() < 0.9 * alone.mean()
@@ -183,20 +194,26 @@ def test_of_a_cell_the_ball_around_it_counts():
     assert torch.equal(whole.middle, part.middle)
 
 
+def checked_region(setting: Setting, task: int) -> checked_regions.Region:
+    """The same region of a task in the checker."""
+    region = setting.region
+    where = np.array(setting.words[task]), *(v[task].numpy() for v in region.extent())
+    if isinstance(region, CandidateSet):
+        offsets = region.offsets[task, :, 1:].numpy()
+        return checked_regions.Candidates(*where, offsets, 0 * offsets, region.budget)
+    if isinstance(region, LpBall):
+        return checked_regions.Ball(*where, region.p, setting.eps)
+    return checked_regions.Box(*where)
+
+
 @QUICK
 @given(SETTINGS.filter(lambda s: s.dtype == torch.float64), st.booleans())
 def test_the_checker_finds_the_same_bounds_and_they_hold(setting, diagonal):
-    ball = setting.ball
     piece, rows = setting.piece(), setting.rows(diagonal)
     (to_a, to_b), constant = piece.pull(rows)
     _, a, b, out = setting.points(40)
     for task in range(2):
-        region = checked_regions.Ball(
-            np.array(setting.words[task]),
-            *(v[task].numpy() for v in ball.extent()),
-            float(setting.p),
-            setting.eps,
-        )
+        region = checked_region(setting, task)
         values = tuple(v.numpy() for v in setting.clean)
         boxes = tuple(
             (box.lower[task].numpy(), box.upper[task].numpy()) for box in (setting.weights, setting.values)

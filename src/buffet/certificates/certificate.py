@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -29,9 +28,9 @@ from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Memory
 from buffet.propagation.clean_run import Scene
 from buffet.query import clean_answer, sized
-from buffet.regions import Box, CandidateSet, Cell, LpBall, Region
+from buffet.regions import Region
+from buffet.regions.base import Description
 from buffet.relaxations.relaxation import Parameters
-from buffet.search.branching import check_cuttable
 from buffet.search.cells import tree_of_proofs
 from buffet.search.portfolio import Ladder
 from buffet.system.files import write_atomically
@@ -126,15 +125,17 @@ def certify(
     center = regions[0].center.contiguous()
     sentence = None if text is None else sentence_of(model, text, center)
     tensors: Tensors = {"center": center}
+    wholes: dict[int, int] = {}
     claims: list[dict[str, object]] = []
     claimed: list[tuple[float, ...]] = []
     tasks = [region.select([task]) for region in regions for task in range(region.tasks)]
     proven = [part for one in tasks for part in _proofs(model, one, method, label)]
     for task, (one, used, proof) in enumerate(proven):
         claimed.append(tuple((proof.margins - ROUNDING * (1 + proof.margins.abs())).tolist()))
-        described, extra = _describe(one, task, tensors)
-        if sentence is not None and isinstance(one, CandidateSet):
-            described |= substitutes(model, sentence, one)
+        description = one.describe()
+        described, extra = described_in(description, task, wholes)
+        if sentence is not None and description.choices is not None:
+            described |= substitutes(model, sentence, one.moved[0].tolist(), description.choices)
         tensors |= {**extra, **proof.tensors(task)}
         claims.append(
             {
@@ -161,20 +162,17 @@ def certify(
 
 
 def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tuple[Region, Method, Proof]]:
-    """A proof of one task, or of every cell that its ball is cut into."""
+    """A proof of one task, or of every part that its region is cut into."""
     try:
         return [(region, *_first_proof(model, region, method, label))]
     except BuffetError:
         if method.cells == 1:
             raise
-        check_cuttable(method, region)
-        assert isinstance(region, LpBall)
-        assert region.eps is not None
         memory = Memory()
         tree = tree_of_proofs(model, region, method, label, Engine(), Control(memory))
         if tree is None:
             raise
-    parts = [leaf.cell.with_eps(region.eps) for leaf in tree.leaves]
+    parts = [leaf.part if region.eps is None else leaf.part.with_eps(region.eps) for leaf in tree.leaves]
     return [(part, *_first_proof(model, part, method, label, memory)) for part in parts]
 
 
@@ -212,57 +210,17 @@ def _learned(
         yield learned
 
 
-def _describe(region: Region, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
-    """The region of one task in the words of the schema, and arrays that are not `stored` yet."""
-    moved = region.moved[0].tolist()
-    if isinstance(region, Cell):
-        return _describe_cell(region, task, stored)
-    if isinstance(region, LpBall):
-        assert region.eps is not None
-        return {"kind": "ball", "moved": moved, "p": _exponent(region), "eps": float(region.eps[0])}, {}
-    if isinstance(region, Box):
-        ends = {f"{task}.region.lower": region.lower[0], f"{task}.region.upper": region.upper[0]}
-        return {"kind": "box", "moved": moved}, ends
-    assert isinstance(region, CandidateSet)
-    rows = region.center.double()[region.moved[0]]
-    given = torch.stack([torch.stack([*choices]).double() for choices in _filled(region, rows)])
-    described = {"kind": "candidates", "moved": moved, "budget": region.budget}
-    return described, {f"{task}.region.rows": given}
-
-
-def _exponent(ball: LpBall) -> float | str:
-    return "inf" if math.isinf(ball.p) else ball.p
-
-
-def _describe_cell(region: Cell, task: int, stored: Tensors) -> tuple[dict[str, object], Tensors]:
-    """The same of a cell; all cells of a ball name the directions of its cuts by the number of the first."""
-    assert region.eps is not None
-    known = [name for name, value in stored.items() if value is region.cuts.directions]
-    name = known[0] if known else f"cuts.{task}"
-    lower, upper = (
-        [end if math.isfinite(end) else None for end in side[0].tolist()]
-        for side in (region.lower, region.upper)
-    )
-    described: dict[str, object] = {
-        "kind": "cell",
-        "moved": region.moved[0].tolist(),
-        "p": _exponent(region),
-        "eps": float(region.eps[0]),
-        "cuts": int(name.removeprefix("cuts.")),
-        "rows": list(region.cuts.rows),
-        "lower": lower,
-        "upper": upper,
-    }
-    return described, {name: region.cuts.directions}
-
-
-def _filled(region: CandidateSet, rows: Tensor) -> list[list[Tensor]]:
-    """The candidates of every word, as many for each: words with fewer repeat the original."""
-    most = max(len(choices) for choices in region.candidates[0])
-    return [
-        [*choices.double(), *[row] * (most - len(choices))]
-        for choices, row in zip(region.candidates[0], rows, strict=True)
-    ]
+def described_in(
+    description: Description, task: int, wholes: dict[int, int]
+) -> tuple[dict[str, object], Tensors]:
+    """The facts and arrays of a region; parts of a whole name it by the number of the first of them."""
+    arrays = {f"{task}.region.{name}": value for name, value in description.arrays.items()}
+    if not description.common:
+        return description.facts, arrays
+    number = wholes.setdefault(id(description.whole), task)
+    (fact,) = {name.partition(".")[0] for name in description.common}
+    common = {name.format(number): value for name, value in description.common.items()}
+    return {**description.facts, fact: number}, {**arrays, **common}
 
 
 def kinds(program: Program) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.loading import Encoding, Model
-from buffet.regions import CandidateSet
 from buffet_checker import BadInputError
 from buffet_checker.certificate import VOCABULARIES
 from buffet_checker.sentence import read_vocabulary
@@ -46,14 +46,16 @@ def spelling(directory: Path, sentence: Encoding) -> dict[str, str]:
     return {}
 
 
-def substitutes(model: Model, sentence: Encoding, region: CandidateSet) -> dict[str, object]:
-    """The token ids of the candidates of one task, if every candidate is the row of a token with a name.
+def substitutes(
+    model: Model, sentence: Encoding, moved: Sequence[int], candidates: Sequence[Tensor]
+) -> dict[str, object]:
+    """The token ids of the candidates of every moved row, if each of them is the row of a token with a name.
 
     As many for each word: words with fewer candidates repeat the original, as the rows that are stored do.
     """
-    most = max(len(choices) for choices in region.candidates[0])
+    most = max(len(choices) for choices in candidates)
     named: list[list[int]] = []
-    for row, choices in zip(region.moved[0].tolist(), region.candidates[0], strict=True):
+    for row, choices in zip(moved, candidates, strict=True):
         tables = model.embeddings
         table = tables.words + tables.types[sentence.types[row]] + tables.positions[row]
         ids = [found for choice in choices if (found := _row_of(table, choice)) is not None]

@@ -16,7 +16,7 @@ from buffet.optimisation.margin import learn, started
 from buffet.optimisation.optimiser import Margins, Optimiser, Problem
 from buffet.optimisation.steps import Learning, StepPlan
 from buffet.propagation.substitution import Bounds, OutOfTime
-from buffet.regions import LpBall
+from buffet.regions import Region
 from buffet.relaxations.relaxation import Parameters
 from buffet.relaxations.table import Relaxer
 
@@ -55,7 +55,7 @@ class EndToEnd(Optimiser):
         return problem.margins_with(parameters, control.deadline)
 
     def follow(
-        self, problem: Problem, ball: LpBall, eps: Float[Tensor, "tasks"], control: Control
+        self, problem: Problem, region: Region, eps: Float[Tensor, "tasks"], control: Control
     ) -> Float[Tensor, "tasks"]:
         """Learn every α at the edge of what can be proven, and keep them in the control's memory.
 
@@ -64,13 +64,13 @@ class EndToEnd(Optimiser):
         assert control.memory is not None
 
         def evaluate(relaxer: Relaxer, eps: Tensor) -> Tensor:
-            return problem.over(ball.with_eps(eps)).margins(relaxer, control.deadline)
+            return problem.over(region.with_eps(eps)).margins(relaxer, control.deadline)
 
         learning = problem.learning.shared(self.plan, known=False, moved=torch.inf)
         with torch.no_grad():
             try:
                 relaxer = Relaxer(problem.product)
-                bounds = problem.over(ball.with_eps(eps)).walk(relaxer, deadline=control.deadline)
+                bounds = problem.over(region.with_eps(eps)).walk(relaxer, deadline=control.deadline)
                 if problem.root not in bounds.pieces:
                     return eps
                 sheet = started(
@@ -83,7 +83,7 @@ class EndToEnd(Optimiser):
                 parameters, eps = follow_root(evaluate, sheet, eps, clean, learning)
             except OutOfTime:
                 return eps
-            control.memory.keep(ball.with_eps(eps), problem.root, parameters)
+            control.memory.keep(region.with_eps(eps), problem.root, parameters)
         return eps
 
 

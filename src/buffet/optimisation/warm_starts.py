@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 
 import torch
 
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.relaxations.relaxation import Parameters
 
 Lessons = dict[tuple[Hashable, int], tuple[float, dict[int, Parameters]]]
@@ -98,7 +98,5 @@ class Memory:
 
 def _tasks(region: Region) -> list[tuple[Hashable, float]]:
     """What every task is called, and its size if it has one."""
-    sizes = [0.0] * region.tasks
-    if isinstance(region, LpBall) and region.eps is not None:
-        sizes = region.eps.tolist()
+    sizes = [0.0] * region.tasks if region.eps is None else region.eps.tolist()
     return list(zip(region.names(), sizes, strict=True))

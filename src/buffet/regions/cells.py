@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.errors import BuffetError
-from buffet.regions.norms import lp_norm
-from buffet.regions.regions import Delta, Form, LpBall, Region
+from buffet.regions.balls import LpBall
+from buffet.regions.base import Delta, Description, Form, Halve, Region
+from buffet.regions.norms import lp_norm, steepest
+
+DIRECTIONS = 3
+"""The most directions across which a ball is cut."""
 
 FURTHEST = 0.9
 """A cell that is all further out than this share of ε is treated as one that begins there: weights stay below
@@ -37,7 +40,7 @@ class Cuts:
     directions: Float[Tensor, "cuts width"]
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Cell(LpBall):
     """The parts of a ball between planes: ``lower ≤ direction·δ ≤ upper`` for every cut, a part per task.
 
@@ -74,12 +77,8 @@ class Cell(LpBall):
         return self._changed(self, self.lower, upper), self._changed(self, lower, self.upper)
 
     def _changed(self, ball: LpBall, lower: Tensor, upper: Tensor) -> Cell:
-        other = copy.copy(self)
-        other.__dict__.pop("_rounded", None)
-        new = {"moved": ball.moved, "eps": ball.eps, "lower": lower, "upper": upper}
-        for name, value in new.items():
-            object.__setattr__(other, name, value)
-        return other
+        cell: Cell = self._with(moved=ball.moved, eps=ball.eps, lower=lower, upper=upper)
+        return cell
 
     def names(self) -> list[Hashable]:
         ends = (tuple(cell) for cell in torch.cat([self.lower, self.upper], 1).tolist())
@@ -125,7 +124,7 @@ class Cell(LpBall):
         for row, direction, low, high in self._planes(delta.dtype):
             along = between[..., row, :] @ direction
             between[..., row, :] += (along.clamp(low, high) - along).unsqueeze(-1) * direction
-            shortest = self.steepest(direction)
+            shortest = steepest(direction, self.q)
             shortest = shortest / (shortest @ direction)
             middle[..., row, :] += torch.zeros_like(along).clamp(low, high).unsqueeze(-1) * shortest
         share, fits = torch.ones_like(middle[..., :1]), torch.zeros_like(middle[..., :1])
@@ -142,6 +141,25 @@ class Cell(LpBall):
             along = delta[..., row, :].double() @ direction
             inside = inside & (along >= low - slack) & (along <= high + slack)
         return inside
+
+    def describe(self) -> Description:
+        lower, upper = (
+            [end if math.isfinite(end) else None for end in side[0].tolist()]
+            for side in (self.lower, self.upper)
+        )
+        facts: dict[str, object] = {
+            "kind": "cell",
+            "moved": self.moved[0].tolist(),
+            **self._measures(),
+            "cuts": None,
+            "rows": list(self.cuts.rows),
+            "lower": lower,
+            "upper": upper,
+        }
+        return Description(facts, common={"cuts.{}": self.cuts.directions}, whole=self.cuts)
+
+    def _told(self) -> str:
+        return f"{super()._told()}, {self.tasks} parts between planes across {len(self.cuts.rows)} directions"
 
     def _planes(self, dtype: torch.dtype) -> list[tuple[int, Tensor, Tensor, Tensor]]:
         """Row, direction and ends of every cut."""
@@ -173,6 +191,31 @@ class Cell(LpBall):
                 part[:, row] = across
                 rest = rest - part
         return rest, gain
+
+
+def cut_ball(ball: LpBall, changes: Sequence[Float[Tensor, "_ some"]]) -> tuple[Cell, Halve]:
+    """A ball of one task as a cell, and how to halve cells: across the direction in which scores move most
+    within them. The `changes` of scores go with moves along the axes of every row.
+    """
+    found = [(row, *pair) for row, change in enumerate(changes) for pair in _directions(change)]
+    found = sorted(found, key=lambda one: -one[1])[:DIRECTIONS]
+    cuts = Cuts(tuple(row for row, _, _ in found), torch.stack([direction for _, _, direction in found]))
+    strengths = torch.tensor([s for _, s, _ in found], dtype=torch.float64, device=ball.center.device)
+
+    def halve(cell: Cell) -> tuple[Region, Region]:
+        # No plane further out meets the ball.
+        reach = cell._sizes()[0] * lp_norm(cell.cuts.directions, cell.q, 1)
+        lower, upper = torch.maximum(cell.lower[0], -reach), torch.minimum(cell.upper[0], reach)
+        cut = int((strengths * (upper - lower)).argmax())
+        return cell.halves(cut, float(lower[cut] + upper[cut]) / 2)
+
+    return Cell(ball, cuts, [[(-math.inf, math.inf)] * len(cuts.rows)]), halve
+
+
+def _directions(changes: Float[Tensor, "axes some"]) -> list[tuple[float, Float[Tensor, "width"]]]:
+    """Orthonormal directions of a row in which all scores together move most, with how much they do."""
+    left, strengths, _ = torch.linalg.svd(changes.nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
+    return [(float(s), u) for s, u in zip(strengths[:DIRECTIONS], left.T, strict=False)]
 
 
 def _best_weight(form: Tensor, direction: Tensor, size: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -68,6 +68,16 @@ def underflow(dtype: torch.dtype, p: float, size: int) -> float:
     return (size * torch.finfo(dtype).tiny) ** (1 / p) if 1 < p <= 2 else 0.0
 
 
+def steepest(form: Tensor, q: float) -> Tensor:
+    """Where a form is largest, and ``‖form‖_q``, in the unit ball of the dual norm."""
+    p = 1.0 if math.isinf(q) else math.inf if q == 1 else q / (q - 1)
+    if math.isinf(q):
+        corner = torch.nn.functional.one_hot(form.abs().argmax(-1), form.shape[-1])
+        return corner * form.sign()
+    direction = form if q == 2 else form.sign() * form.abs() ** (q - 1)
+    return torch.nn.functional.normalize(direction, p, -1, torch.finfo(form.dtype).tiny)
+
+
 def difference(a: Tensor, b: Tensor, *, up: bool) -> Tensor:
     """``a − b`` in float64, rounded up (or down); exact where it is a number."""
     found = a - b

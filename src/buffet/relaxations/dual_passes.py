@@ -11,7 +11,7 @@ allowance for rounding: links help to choose shares, and prove nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from buffet.bounds.forms import Local
 from buffet.bounds.intervals import Box, as_terms
 from buffet.network import Bilinear, Linear, Op
 from buffet.network.ops import matrix_product
-from buffet.regions import LpBall
+from buffet.regions.norms import steepest
 from buffet.relaxations.elementwise import SIDES, Side
 from buffet.relaxations.headwise import Whole
 from buffet.relaxations.linear import LinesPiece, split_axes
@@ -250,26 +250,26 @@ class WholeLink(PlanesLink):
     """The same, mixed with a bound of all features of a head as a whole (`wholes`): a share of it."""
 
     whole: Whole
-    steepest: Callable[[Tensor], Tensor]  # where in the unit ball a form is largest
 
     @staticmethod
-    def mixing(planes: PlanesLink, whole: Whole, tokens: int, ball: LpBall, dtype: torch.dtype) -> WholeLink:
+    def mixing(planes: PlanesLink, whole: Whole, tokens: int, dtype: torch.dtype) -> WholeLink:
         """With the first tokens of it."""
         first = replace(
             whole,
             values=whole.values.to(dtype),
             middle=whole.middle[:, :tokens].to(dtype),
+            offset=None if whole.offset is None else whole.offset[:, :tokens].to(dtype),
             reach=whole.reach[:, :tokens].to(dtype),
             factors=whole.factors.to(dtype),
         )
-        return WholeLink(**vars(planes), whole=first, steepest=ball.steepest)
+        return WholeLink(**vars(planes), whole=first)
 
     def pull(self, multipliers: Tensor, given: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], State]:
         share = given["whole"][..., None, None]
         m = self._split(multipliers)
         (a, b), state = super().pull(((1 - share) * m).flatten(2, 3), given)
         taken = share * m
-        to_a = torch.einsum("tihkr,jhk->tihjr", taken, self.whole.values)
+        to_a = torch.einsum(f"tihkr,{self._keys}->tihjr", taken, self.whole.values)
         to_b = torch.einsum("tihkr,tihj->tjhkr", taken, self.whole.middle)
         return (a + to_a.flatten(2, 3), b + to_b.flatten(2, 3)), (state, m, share)
 
@@ -277,13 +277,27 @@ class WholeLink(PlanesLink):
         state, m, share = state
         plane, state = super().push(state, *values)
         a, b = (self._split(value) for value in values)
-        value = torch.einsum("tihjr,jhk->tihkr", a, self.whole.values)
+        value = torch.einsum(f"tihjr,{self._keys}->tihkr", a, self.whole.values)
         value = value + torch.einsum("tihj,tjhkr->tihkr", self.whole.middle, b)
-        # What is left over is largest in size there, and grows so much with every multiplier.
-        worst = self.whole.factors @ self.steepest(m.mT @ self.whole.factors).mT
-        value = value - self.whole.reach[..., None, None] * worst
+        if self.whole.offset is not None:
+            value = value + self.whole.offset.unsqueeze(-1)
+        value = value - self._left(m)
         plane = self._split(plane)
         return torch.lerp(plane, value, share).flatten(2, 3), (state, m * (value - plane))
+
+    def _left(self, m: Tensor) -> Tensor:
+        """What is left over is largest in size somewhere, and grows so much with every multiplier there."""
+        factors, reach, groups = self.whole.factors, self.whole.reach, self.whole.groups
+        factors = factors.unsqueeze(1) if factors.ndim == 4 else factors
+        forms = m.mT @ factors
+        if groups == 1:
+            return reach.unsqueeze(-1) * (factors @ steepest(forms, self.whole.exponent).mT)
+        worst = steepest(forms.unflatten(-1, (groups, -1)), self.whole.exponent)
+        return factors @ (worst * reach[..., None, :, None]).flatten(-2).mT
+
+    @property
+    def _keys(self) -> str:
+        return "tjhk" if self.whole.values.ndim == 4 else "jhk"
 
     def gradient(self, state: State, weights: Tensor) -> dict[str, Tensor]:
         state, better = state
@@ -291,7 +305,7 @@ class WholeLink(PlanesLink):
         return {**found, "whole": _over_rows(better.sum(-2) * weights)}
 
     def _split(self, value: Tensor) -> Tensor:
-        return value.unflatten(2, (self.whole.factors.shape[0], -1))
+        return value.unflatten(2, (self.whole.factors.shape[-3], -1))
 
 
 def _over_rows(value: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 from buffet.bounds.forms import Form, Local, Stop
 from buffet.bounds.intervals import Box
 from buffet.network import Apply, Bilinear, Mix, Node, Op, Softmax
-from buffet.regions import LpBall
 from buffet.relaxations.dual_passes import Curve, LinesLink, Link, PlanesLink, WholeLink
 from buffet.relaxations.dual_softmax import SoftmaxLink
 from buffet.relaxations.elementwise import SIDES, Side, default_slopes, relax
@@ -198,7 +197,7 @@ class ProductPlanes(Relaxation):
 
         found: Parameters = {side: at(alpha) for side, alpha in zip(SIDES, alphas(site), strict=True)}
         if not only_alphas and (whole := whole_of(site.known, site.node)):
-            found["whole"] = torch.full_like(whole.reach, HEADWISE)
+            found["whole"] = torch.full_like(whole.reach[..., 0], HEADWISE)
         return found
 
     def choices(self, site: Site, parameters: Parameters, alphas: Alphas) -> Choices:
@@ -218,11 +217,8 @@ class ProductPlanes(Relaxation):
         assert isinstance(op, Bilinear)
         (x, x_box), (y, y_box) = site.first(tokens)
         link = PlanesLink.over(op, (x, y), x_box, y_box, dtype)
-        whole, region = whole_of(site.known, site.node), site.known.region
-        if whole is None:
-            return link
-        assert isinstance(region, LpBall)
-        return WholeLink.mixing(link, whole, tokens, region, dtype)
+        whole = whole_of(site.known, site.node)
+        return link if whole is None else WholeLink.mixing(link, whole, tokens, dtype)
 
     def _alone(self, site: Site) -> dict[str, Tensor]:
         """The axes of terms along which α is shared, and the token whose α it is.
@@ -291,12 +287,12 @@ def relaxation_of(op: Op) -> Relaxation:
 
 
 def whole_of(known: Known, node: Node) -> Whole | None:
-    """How a product is bounded as a whole, if it can be: where its values are exact forms of a ball."""
-    values, region = known.locals.get(node.inputs[-1]), known.region
-    if not (isinstance(node.op, Mix) and node.op.scale == 1 and values and isinstance(region, LpBall)):
+    """How a product is bounded as a whole, if it can be: where its values are exact forms of the input."""
+    values = known.locals.get(node.inputs[-1])
+    if not (isinstance(node.op, Mix) and node.op.scale == 1 and values):
         return None
     clean = tuple(known.clean[i] for i in node.inputs)
-    return Whole.of(node.op, clean, known.boxes[node.inputs[0]], values, region)
+    return Whole.of(node.op, clean, known.boxes[node.inputs[0]], values, known.region)
 
 
 def _sizes(site: Site) -> dict[str, int]:

@@ -12,7 +12,7 @@ from buffet.methods import Method
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Memory
 from buffet.query import Query
-from buffet.regions import Cell, LpBall
+from buffet.regions import Region
 from buffet.search.branching import Tree
 from buffet.search.policy import POLICY
 from buffet.search.root_finding import Bracket, straight
@@ -21,18 +21,18 @@ from buffet.system.parallel import side_by_side
 
 
 def tree_of_proofs(
-    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+    model: Classifier, region: Region, method: Method, label: int, engine: Engine, control: Control
 ) -> Tree | None:
-    """Cells of the ball of one task, all of them proven, if they are found.
+    """Parts of the region of one task, all of them proven, if they are found.
 
-    What is cut at a larger ε is cut more finely where it matters: it may prove what the first cells do not.
+    What is cut at a larger ε is cut more finely where it matters: it may prove what the first parts do not.
     """
-    assert ball.eps is not None
-    eps = float(ball.eps[0])
-    for size in (eps, POLICY.cells_further * eps):
+    eps = 0.0 if region.eps is None else float(region.eps[0])
+    for size in (eps, POLICY.cells_further * eps) if region.resizable else (eps,):
         if control.expired:
             return None
-        tree = tree_of_cells(model, ball.with_eps(size), method, label, engine, control)
+        whole = region.with_eps(size) if region.resizable else region
+        tree = tree_of_cells(model, whole, method, label, engine, control)
         tree.grow(size, lambda: not control.expired)
         if tree.limit(eps) > 0:
             return tree
@@ -40,25 +40,25 @@ def tree_of_proofs(
 
 
 def tree_of_cells(
-    model: Classifier, ball: LpBall, method: Method, label: int, engine: Engine, control: Control
+    model: Classifier, region: Region, method: Method, label: int, engine: Engine, control: Control
 ) -> Tree:
-    """Cells of the ball of one task that a method is asked about.
+    """Parts of the region of one task that a method is asked about.
 
-    What it learns for the ball serves them all: to learn for each would gain nothing more. So it learns a
+    What it learns for the whole serves them all: to learn for each would gain nothing more. So it learns a
     little longer, if there is memory.
     """
-    scene = method.scene(model.program64, ball.center, label)
+    scene = method.scene(model.program64, region.center, label)
     memory = control.memory or Memory()
     if method.optimiser.learns:
         patient = replace(method, steps=POLICY.cells_patience * method.steps)
-        learner = patient if engine.holds(scene, patient, ball) else method
-        bound_margins(model, ball, learner, label, engine, scene, replace(control, memory=memory))
+        learner = patient if engine.holds(scene, patient, region) else method
+        bound_margins(model, region, learner, label, engine, scene, replace(control, memory=memory))
 
-    def ask(cell: Cell) -> Tensor:
-        own = replace(control, memory=memory.copy())  # no cell depends on which came first
-        return bound_margins(model, cell, method, label, engine, scene, own)[0]
+    def ask(part: Region) -> Tensor:
+        own = replace(control, memory=memory.copy())  # no part depends on which came first
+        return bound_margins(model, part, method, label, engine, scene, own)[0]
 
-    return Tree(model.program64, ball, ask, method.cells, engine.parallel(method))
+    return Tree(model.program64, region, ask, method.cells, engine.parallel(method))
 
 
 def search_by_cells(query: Query, method: Method, schedule: Schedule, largest: float) -> None:
@@ -96,7 +96,6 @@ def _search_task(
         return Found({task: known}, {task: 0})
     rises = (POLICY.cells_gain * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
     sizes = [min(rise * known.certified, largest) for rise in rises]
-    assert isinstance(query.region, LpBall)
     ball = query.region.select([task]).with_eps(sizes[0])
     tree = tree_of_cells(query.model, ball, method, query.label, query.engine, query.control)
     cells = 1

@@ -15,7 +15,6 @@ from buffet.methods import Method
 from buffet.optimisation.context import Control
 from buffet.optimisation.warm_starts import Lessons, Memory
 from buffet.query import Query
-from buffet.regions import LpBall
 from buffet.search.policy import POLICY
 from buffet.system.parallel import side_by_side
 
@@ -27,7 +26,6 @@ class MarginFunction:
     """
 
     def __init__(self, query: Query, method: Method) -> None:
-        assert isinstance(query.region, LpBall)
         self.query, self.ball, self.method, self.memory = query, query.region, method, Memory()
         self.scene = method.scene(query.model.program64, self.ball.center, query.label)
 

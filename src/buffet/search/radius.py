@@ -16,9 +16,8 @@ from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
 from buffet.query import Query, clean_answer, deadline_of, without_padding
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.results import Radius, Subject, TaskRadius
-from buffet.search.branching import check_cuttable
 from buffet.search.cells import search_by_cells
 from buffet.search.margin_function import MarginFunction
 from buffet.search.policy import POLICY
@@ -71,12 +70,10 @@ def radius(
         >>> region = buffet.LpBall(model.embed("a gripping , moving film"), words=[2])
         >>> buffet.radius(model, region, buffet.method("lse", cells=4)).certified  # doctest: +SKIP
     """
-    if not isinstance(region, LpBall):
+    if not region.resizable:
         raise BuffetError(f"a {type(region).__name__} has no size to search over: use verify, or an LpBall")
     ball = without_padding(region, mask)
-    assert isinstance(ball, LpBall)
     chosen = method_named(method)
-    check_cuttable(chosen, ball)
     label, clean = clean_answer(model, ball, label)
     goal = Goal.of(model, chosen, clean, search, tolerance, largest)
     begin, report = time.perf_counter(), progress or (lambda share: None)
@@ -152,7 +149,7 @@ class Goal:
         return new
 
 
-def _given(attacked: Sequence[float], ball: LpBall) -> Float[Tensor, "tasks"]:
+def _given(attacked: Sequence[float], ball: Region) -> Float[Tensor, "tasks"]:
     given = torch.as_tensor(attacked, dtype=torch.float64, device=ball.center.device)
     if given.ndim > 1 or (given.ndim and len(given) != ball.tasks):
         raise BuffetError(f"attacked has shape {tuple(given.shape)}; give one radius per task ({ball.tasks})")

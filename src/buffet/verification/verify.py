@@ -19,9 +19,8 @@ from buffet.attack import AttackSettings, attack
 from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
 from buffet.methods import Method, method_named
 from buffet.query import Query, clean_answer, deadline_of, sized, without_padding
-from buffet.regions import LpBall, Region
+from buffet.regions import Region
 from buffet.results import Subject, Verification
-from buffet.search.branching import check_cuttable
 from buffet.search.cells import tree_of_proofs
 from buffet.search.policy import POLICY
 from buffet.search.portfolio import Ladder
@@ -72,7 +71,6 @@ def verify(
     whole = sized(region, eps)
     region = without_padding(whole, mask)
     chosen = method_named(method)
-    check_cuttable(chosen, region)
     label, clean = clean_answer(model, region, label)
     begin = time.perf_counter()
     query = Query(model, region, label, engine or Engine(), deadline_of(budget))
@@ -183,9 +181,8 @@ class Evidence:
         """Prove the unsettled tasks cell by cell."""
         query = self.query
         for task in self.unsettled().tolist():
-            ball = query.region.select([task])
-            assert isinstance(ball, LpBall)
-            tree = tree_of_proofs(query.model, ball, method, query.label, query.engine, query.control)
+            one = query.region.select([task])
+            tree = tree_of_proofs(query.model, one, method, query.label, query.engine, query.control)
             if tree:
                 self.margins[task] = tree.margins
 

@@ -21,7 +21,7 @@ from buffet.lab.soundness.judge import BITS, FUNCTIONS
 from buffet.lab.soundness.spans import Span, span_of
 from buffet.network import Apply
 from buffet.network import functions as network
-from buffet.regions import Box, LpBall
+from buffet.regions import Box, LpBall, boxes
 from buffet.relaxations.elementwise import relax
 
 QUICK = ("relu", "square", "reciprocal", "rsqrt")
@@ -82,9 +82,15 @@ def _regions() -> Judged:
     sizes = torch.rand(COUNT, generator=generator, dtype=torch.float64)
     yield "size of a ball", _exact(sizes), _exact(-LpBall(x, [[0]] * COUNT, 2, sizes)._outer(torch.float32))
     ends = [x.double() + sign * torch.rand(2, 8, generator=generator).double() for sign in (-1, 1)]
-    below, above = Box(x, ends[0], ends[1])._limits(torch.float32, inward=False)
+    box = Box(x, ends[0], ends[1])
+    below, above = box._limits(torch.float32, inward=False)
     yield "lower end of a box", _exact(below[0]), _exact(ends[0]) - _exact(x)
     yield "upper end of a box", _exact(ends[1]) - _exact(x), _exact(above[0])
+    middle, radius = box._around
+    assert middle is not None
+    around, reach = _exact(middle[0]), _exact(boxes.rounded(radius, torch.float32, up=True)[0])
+    yield "middle and half-width of a box, below", around - reach, _exact(ends[0]) - _exact(x)
+    yield "middle and half-width of a box, above", _exact(ends[1]) - _exact(x), around + reach
 
 
 EXACT: Mapping[str, Callable[[], Judged]] = {

@@ -40,7 +40,7 @@ def extreme_case(seed: int) -> Case:
     label = int(logits.argmax()) if dice.chance(0.6) else dice.pick(range(config.num_labels))
     kind = f"{config.num_hidden_layers}×{config.hidden_size} {config.hidden_act} {config.layer_norm}"
     where = f"{config.norm_position} {config.pooling} {config.head}"
-    return Case(seed, f"{theme}: {kind} {where}, {_told(region)}", model, region, mask, label)
+    return Case(seed, f"{theme}: {kind} {where}, {region}", model, region, mask, label)
 
 
 def extreme_network(dice: Dice) -> tuple[str, ModelConfig, dict[str, Tensor], Tensor]:
@@ -59,13 +59,6 @@ def _stored(values: Tensor) -> Tensor:
 def _fits(x: Tensor) -> bool:
     """Whether float32 has about the same numbers."""
     return bool(((_stored(x).double() - x).abs() <= x.abs() / 2).all())
-
-
-def _told(region: Region) -> str:
-    if isinstance(region, LpBall):
-        assert region.eps is not None
-        return f"L{region.p:g} ball of {float(region.eps[0]):.3g}"
-    return type(region).__name__
 
 
 def extreme_region(x: Tensor, tokens: int, dice: Dice, away: float) -> Region:

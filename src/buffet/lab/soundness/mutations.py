@@ -23,7 +23,7 @@ from buffet.propagation import clean_run as scene
 from buffet.propagation import substitution, walk
 from buffet.propagation.key_split import Keys
 from buffet.propagation.substitution import Bounds
-from buffet.regions import Box, CandidateSet, Cell, LpBall, cells, regions
+from buffet.regions import Box, CandidateSet, Cell, LpBall, balls, boxes, cells
 from buffet.relaxations import elementwise, products, softmax
 from buffet.relaxations import table as choices
 from buffet.relaxations.linear import AddPiece, LinesPiece, SoftmaxPiece, _Signed
@@ -165,6 +165,7 @@ TOO_FAR = _with(lambda s: {"learned": {i: {k: 1.5 * v for k, v in n.items()} for
 WRONG_PLANES = around(lambda right, piece, keys: right(_swap(("y_lower", "y_upper"))(piece), keys))
 EASILY = around(lambda right, self, eps, margins: right(self, eps, margins + 0.05))
 NEAREST = around(lambda right, x, dtype, *, up: x.to(dtype))
+MINUS = around(lambda right, a, b, *, up: a - b)
 SMALL = result(lambda ends: (0.9 * ends[0], 0.9 * ends[1]))
 NO_MINIMA = entry(minima=_nowhere)
 LINES_SWAPPED = _swap(("lower_slope", "upper_slope"), ("lower_intercept", "upper_intercept"))
@@ -303,5 +304,7 @@ MUTANTS: tuple[Mutant, ...] = (
        "lines in float32", "lines"),
     _m("rounding of f", "forgotten", Function, "rounding", result(_nothing), (), "lines in float32", "lines"),
     _m("rounding of ranges", "forgotten", intervals, "EPS", _nothing, (), "ranges"),
-    _m("single precision", "to nearest", regions, "rounded", NEAREST, (), "regions"),
+    _m("size of a ball", "to nearest", balls, "rounded", NEAREST, (), "regions"),
+    _m("size of a box", "to nearest", boxes, "rounded", NEAREST, (), "regions"),
+    _m("ends of a box", "to nearest", boxes, "difference", MINUS, (), "regions"),
 )  # fmt: skip

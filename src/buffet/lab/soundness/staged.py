@@ -41,8 +41,8 @@ CONFIG = ModelConfig(
 def _cells(seed: int, p: float) -> Points:
     """Both sides of a plane through the ball of a planted network, and a slice between two planes."""
     planted = planted_case(seed)
-    assert isinstance(planted.region, LpBall)
-    ball = LpBall(planted.region.center, planted.region.moved[:1], p, planted.region.eps[:1])  # type: ignore[index]
+    assert planted.region.eps is not None
+    ball = LpBall(planted.region.center, planted.region.moved[:1], p, planted.region.eps[:1])
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(ball.width, 2, generator=generator, dtype=torch.float64)
     cuts = Cuts((0, 0), torch.linalg.qr(directions)[0].T.contiguous())

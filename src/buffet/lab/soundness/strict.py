@@ -15,7 +15,6 @@ from torch import Tensor
 from buffet.lab.soundness.claims import Finding, Violation
 from buffet.lab.soundness.exact_points import ExactPoints, contained
 from buffet.methods import Method
-from buffet.regions import LpBall
 
 LARGEST = 1e300
 
@@ -35,10 +34,10 @@ def check_claims(points: ExactPoints, method: Method, name: str) -> Finding:
 def check_radius(points: ExactPoints, method: Method, name: str) -> Finding:
     """No point with another answer may be within a certified radius."""
     ball = points.case.inner
-    size = float(ball.eps[0]) if isinstance(ball, LpBall) and ball.eps is not None else 0.0
+    size = 0.0 if ball.eps is None else float(ball.eps[0])
     zero = points.case.region.center.new_zeros(points.margins.shape[1]).double()
     flips = points.select(np.flatnonzero(points.violated(zero)[0].any(1)))
-    if not isinstance(ball, LpBall) or size == 0 or not flips.count():
+    if size == 0 or not flips.count():
         return Finding()
     certified = points.case.certified_radius(method, min(4 * size, LARGEST))
     if not certified > 0:
