@@ -142,7 +142,7 @@ def _every_choice(opened: Opened, rng: np.random.Generator) -> None:
             queries = opened.tensors[f"{prefix}.mixture"].shape[0]
             opened.tensors[f"{prefix}.shift"] = rng.uniform(0.2, 0.8, (queries, heads)).astype(np.float32)
         linear = "rescale" not in kinds  # no norm makes values anything but linear
-        if kind == "mix" and linear and opened.claim["region"]["kind"] in ("ball", "cell"):
+        if kind == "mix" and linear:
             rows = 1 if "first" in kinds else tokens
             opened.tensors[f"{prefix}.whole"] = rng.uniform(0.2, 0.8, (rows, heads)).astype(np.float32)
 
@@ -199,6 +199,14 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "candidates": Recipe({}, _candidates, buffet.METHODS["forward"], seed=5),
     "whole": Recipe({}, _ball(1, 1e-3), WHOLE, _every_choice, 6),
+    "whole of a box": Recipe(
+        {}, lambda x: buffet.Box(x, x - 5e-4, x + 1e-3, words=[1, 2]), WHOLE, _every_choice, 6
+    ),
+    "whole of candidates": Recipe({}, _candidates, WHOLE, _every_choice, 6),
+    "parts of a box": Recipe(
+        {}, lambda x: buffet.Box(x, x - 5e-4, x + 1e-3, words=[1]), buffet.METHODS["lse"], seed=1
+    ),
+    "parts of candidates": Recipe({}, _candidates, buffet.METHODS["lse"], seed=5),
     "interval": Recipe({}, _ball(2, 1e-6), buffet.METHODS["interval"]),
     "intervals only": Recipe({}, _ball(2, 1e-6), buffet.METHODS["baseline"], _intervals_only),
     "at a point": Recipe({}, _ball(2, 0.0), buffet.METHODS["backward"]),
@@ -238,6 +246,8 @@ def base(name: str) -> Base:
     recipe.change(opened, np.random.default_rng(0))
     if name.startswith("cells"):
         _in_cells(opened)
+    if name.startswith("parts"):
+        _in_parts(opened)
     for claim in opened.head["claims"]:
         claim["margins"] = [1e-9] * len(claim["margins"])
     opened.tensors = {k: v for k, v in opened.tensors.items() if ".box." not in k}
@@ -279,6 +289,26 @@ def _in_cells(opened: Opened) -> None:
     for name, value in list(opened.tensors.items()):
         if name.startswith("0."):
             opened.tensors["1" + name[1:]] = value
+
+
+def _in_parts(opened: Opened) -> None:
+    """The same claim twice, of both halves of an entry of a box or of a word's candidates."""
+    first = opened.claim
+    tensors = {n: v for n, v in opened.tensors.items() if not n.startswith("0.region")}
+    own = {n.removeprefix("0.region."): v for n, v in opened.tensors.items() if n.startswith("0.region")}
+    tensors |= {f"whole.0.{name}": value for name, value in own.items()}
+    tensors |= {f"1{name[1:]}": value for name, value in tensors.items() if name.startswith("0.")}
+    claims = []
+    for number in range(2):
+        region = {**first["region"], "whole": 0}
+        if region["kind"] == "box":
+            ends = {side: own[side].copy() for side in ("lower", "upper")}
+            ends[("upper", "lower")[number]][0, 0] = 0.3 * own["lower"][0, 0] + 0.7 * own["upper"][0, 0]
+            tensors |= {f"{number}.region.{side}": value for side, value in ends.items()}
+        else:
+            region["choices"] = [[number], [0, 1]]
+        claims.append({**first, "region": region})
+    opened.head["claims"], opened.tensors = claims, tensors
 
 
 # --- pushed -------------------------------------------------------------------------------------------------

@@ -71,6 +71,22 @@ def _other_ball(opened: Opened) -> None:
     opened.head["claims"][1]["region"]["eps"] *= 0.5
 
 
+def _fewer_choices(opened: Opened) -> None:
+    opened.head["claims"][1]["region"]["choices"] = [[1], [0]]
+
+
+def _lower_end(opened: Opened) -> None:
+    opened.tensors["1.region.lower"][0, 0] += 1e-7
+
+
+def _wider_whole(opened: Opened) -> None:
+    opened.tensors["whole.0.upper"] = opened.tensors["whole.0.upper"] + 1e-7
+
+
+def _larger_budget(opened: Opened) -> None:
+    opened.head["claims"][0]["region"]["budget"] += 1
+
+
 def _huge(opened: Opened) -> None:
     box = next(name for name in opened.tensors if ".box." in name)
     opened.tensors[box] = opened.tensors[box] * 1e200 + np.array([-1e200, 1e200])[:, None, None]
@@ -90,6 +106,12 @@ FORGED: Mapping[str, tuple[str, Callable[[Opened], None]]] = {
     "a cell too few": ("cells", _lost_cell),
     "a gap between cells": ("cells", _gap),
     "cells of two balls": ("cells", _other_ball),
+    "a candidate too few": ("parts of candidates", _fewer_choices),
+    "parts of two budgets": ("parts of candidates", _larger_budget),
+    "a part of candidates too few": ("parts of candidates", _lost_cell),
+    "a gap between boxes": ("parts of a box", _lower_end),
+    "a larger box": ("parts of a box", _wider_whole),
+    "a box too few": ("parts of a box", _lost_cell),
     "absurd numbers": ("baseline", _huge),
 }
 

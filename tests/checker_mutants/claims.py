@@ -74,14 +74,24 @@ def _first_choice(right: Any) -> Any:
 def _same_rounding(right: Any) -> Any:
     """Ends of a box without the rounding of their difference to the rows."""
 
-    def wrong(claim: Any, given: Any, tensors: Any) -> Any:
-        region = right(claim, given, tensors)
+    def wrong(*args: Any, **whole: Any) -> Any:
+        region = right(*args, **whole)
         if type(region) is regions.Box:
             low, high = np.nextafter(region.lower, np.inf), np.nextafter(region.upper, -np.inf)
             return replace(region, lower=low, upper=high)
         return region
 
     return wrong
+
+
+def _less(found: Any) -> Any:
+    return found * (1 - 1e-6)
+
+
+def _without_last(right: Any) -> Any:
+    return lambda self, form, far: right(
+        replace(self, offsets=self.offsets[:, :1], error=self.error[:, :1]), form, far
+    )
 
 
 _REGIONS = (
@@ -101,8 +111,18 @@ _REGIONS = (
     Mutant("offsets of candidates", regions.Candidates, "minimum", _known_offsets),
     Mutant("minimum over a cell", regions.Cell, "minimum", _raised(lambda self: True)),
     Mutant("planes of a cell", regions.Cell, "minimum", _free_gain),
+    Mutant("sizes of values", regions.Region, "size", result(nothing)),
+    Mutant("left in a ball", regions.Ball, "left", result(_less)),
+    Mutant("left in a box", regions.Box, "left", result(_less)),
+    Mutant("left among candidates", regions.Candidates, "left", result(_less)),
+    Mutant("candidates' distances", regions.Candidates, "left", _without_last),
+    Mutant("chosen candidates", certificate, "_picked", lambda right: _one_fewer_chosen(right)),
     Mutant("moved rows", rows.Local, "compose", lambda right: _first_word(right)),
 )
+
+
+def _one_fewer_chosen(right: Any) -> Any:
+    return lambda given, own, words: right(given, own, tuple(frozenset(sorted(w)[1:]) for w in words))
 
 
 def _first_word(right: Any) -> Any:
@@ -171,9 +191,21 @@ _CLAIMS = (
     Mutant("boxes", Claimed, "_settle", _unchecked_boxes, "forgery"),
     Mutant("shares", certificate.Tensors, "get", _all_shares, "forgery"),
     Mutant("arrays left over", certificate.Tensors, "leftover", fixed(lambda self: None), "forgery"),
-    Mutant("coverage", cells, "_check_cover", fixed(lambda claims: None), "forgery"),
+    Mutant("coverage", cells, "_check_cover", fixed(lambda claims, rows, tensors: None), "forgery"),
+    Mutant("coverage of boxes", cells, "_ends_cover", fixed(lambda whole, ends: True), "forgery"),
+    Mutant("coverage of candidates", cells, "_choices_cover", fixed(lambda whole, sets: True), "forgery"),
+    Mutant("ends of parts", cells, "_box_ends", lambda right: _first_part_twice(right), "forgery"),
+    Mutant("what parts share", cells, "SAME", fixed(dict.fromkeys(cells.SAME, ("kind",))), "forgery"),
     Mutant("meeting of two derivations", substitution, "_meet", lambda right: _first_kept(right)),
 )
+
+
+def _first_part_twice(right: Any) -> Any:
+    def wrong(*args: Any) -> Any:
+        whole, _ = right(*args)
+        return whole, [whole]
+
+    return wrong
 
 
 def _first_kept(right: Any) -> Any:

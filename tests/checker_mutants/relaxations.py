@@ -152,8 +152,21 @@ _WHOLES = (
     Mutant("range of weights", wholes, "magnitude", result(nothing)),
     Mutant("residual of a whole", known, "whole", result(lambda p: replace(p, residual=0.5 * p.residual))),
     Mutant("values' errors", known, "whole", lambda right: _no_local_error(right)),
+    Mutant("middles counted twice", known, "whole", lambda right: _another_middle(right)),
     Mutant("constant of a whole", wholes.WholePiece, "constant", result(nothing)),
 )
+
+
+def _another_middle(right: Any) -> Any:
+    """The constant of another middle than the slopes are of."""
+
+    def wrong(planes: Any, share: Any, values: Any, boxes: Any, local: Any, region: Any) -> Any:
+        found = right(planes, share, values, boxes, local, region)
+        taken = (1 - share[..., None]) * planes.lower.reshape(*share.shape, -1)
+        offset = found.lower - taken.reshape(found.lower.shape)
+        return replace(found, lower=found.lower + 0.5 * np.abs(offset))
+
+    return wrong
 
 
 def _no_local_error(right: Any) -> Any:
