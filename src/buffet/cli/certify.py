@@ -193,7 +193,6 @@ def certify(
     from buffet.cli.request import Request, certify_to, run
     from buffet.query import checked_budget
     from buffet.report import render_html
-    from buffet.search.root_finding import ROOT_FINDERS
     from buffet.system.devices import device_named
 
     request = Request(
@@ -226,18 +225,7 @@ def certify(
         threads=None if threads is None else within("--threads", threads, 1, 4096),
         device=str(device_named(device)),
     )
-    request.chosen  # noqa: B018 (an unknown part is an error before any work)
-    if search not in ROOT_FINDERS:
-        raise BuffetError(f"--search: unknown search {search!r}; choose one of: {', '.join(ROOT_FINDERS)}")
-    if trace is not None and not (eps is not None and request.chosen.learns):
-        raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
-    if certificate is not None and eps is None:
-        raise BuffetError("--certificate: a certificate is about one size; give it with --eps")
-    paths = [path for path in (html, trace, certificate) if path is not None]
-    for path in paths:
-        check_writable(path)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise BuffetError("--html, --trace and --certificate: each needs a file of its own")
+    _check(request, html, certificate)
     for option in _idle(request):
         typer.echo(f"{option}: has no effect here", err=True)
     with progress_bar("certifying") as progress:
@@ -255,6 +243,22 @@ def certify(
     else:
         print_report(report, html)
     raise typer.Exit(0 if report.verdict == "certified" else 1)
+
+
+def _check(request: Request, html: Path | None, certificate: Path | None) -> None:
+    """Refuse what cannot be answered or written, before any work."""
+    chosen, known = request.chosen, ", ".join(ROOT_FINDERS)  # an unknown part of a method is an error here
+    if request.search not in ROOT_FINDERS:
+        raise BuffetError(f"--search: unknown search {request.search!r}; choose one of: {known}")
+    if request.trace is not None and not (request.eps is not None and chosen.learns):
+        raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
+    if certificate is not None and request.eps is None:
+        raise BuffetError("--certificate: a certificate is about one size; give it with --eps")
+    paths = [path for path in (html, request.trace, certificate) if path is not None]
+    for path in paths:
+        check_writable(path)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BuffetError("--html, --trace and --certificate: each needs a file of its own")
 
 
 def _idle(request: Request) -> list[str]:

@@ -134,12 +134,7 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     attacked = [task.attacked for task in results if task.attacked is not None]
     return CertifyReport(
         text=request.text,
-        tokens=tuple(
-            Token(index=i, token=token, special=special, unknown=unknown)
-            for i, (token, special, unknown) in enumerate(
-                zip(encoding.tokens, encoding.special, encoding.unknown, strict=True)
-            )
-        ),
+        tokens=_tokens(encoding),
         model=ModelInfo(
             name=model.name,
             labels=model.labels,
@@ -160,6 +155,14 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         command=request.command(),
         versions=Versions.current(),
         picture=_picture(model, x),
+    )
+
+
+def _tokens(encoding: Encoding) -> tuple[Token, ...]:
+    named = zip(encoding.tokens, encoding.special, encoding.unknown, strict=True)
+    return tuple(
+        Token(index=i, token=token, special=special, unknown=unknown)
+        for i, (token, special, unknown) in enumerate(named)
     )
 
 

@@ -80,19 +80,13 @@ def radius(
     margin = MarginFunction(Query(model, ball, label, engine or Engine(), deadline_of(budget)), chosen)
     margin.query.engine.check(margin.scene, chosen, ball)
     attack_end = None if budget is None else begin + POLICY.attack_share * budget
-    if attacked is not None:
-        broken = _given(attacked, ball)
-    elif attack or clean < 0:
-        broken = attacked_radius(model.program64, ball, label, AttackSettings(seed=seed), deadline=attack_end)
-    else:
-        broken = torch.full((ball.tasks,), math.inf, dtype=torch.float64, device=ball.center.device)
+    settings = AttackSettings(seed=seed) if attack or clean < 0 else None
+    broken = _attacked(margin, settings, attack_end) if attacked is None else _given(attacked, ball)
     attack_seconds = time.perf_counter() - begin
     report(0.1)
-
     begin, expected = time.perf_counter(), broken
     if not bool(broken.isfinite().all()):
-        guess = attacked_radius(model.program64, ball, label, POLICY.guess_attack, deadline=attack_end)
-        expected = torch.where(broken.isfinite(), broken, guess)
+        expected = torch.where(broken.isfinite(), broken, _attacked(margin, POLICY.guess_attack, attack_end))
     whole = 0.95 if chosen.cells == 1 else 0.3
     schedule = Schedule(goal.finder(goal.tolerance), ball.tasks, margin.query.deadline, report, whole)
     _search(margin, goal, schedule, expected.tolist())
@@ -147,6 +141,16 @@ class Goal:
             return ROOT_FINDERS[self.search](self.clean, guess, tolerance, min(self.largest, most), shape)
 
         return new
+
+
+def _attacked(
+    margin: MarginFunction, settings: AttackSettings | None, deadline: float | None
+) -> Float[Tensor, "tasks"]:
+    """The smallest ε of every task that an attack breaks; infinity without one."""
+    query, ball = margin.query, margin.ball
+    if settings is None:
+        return torch.full((ball.tasks,), math.inf, dtype=torch.float64, device=ball.center.device)
+    return attacked_radius(query.model.program64, ball, query.label, settings, deadline=deadline)
 
 
 def _given(attacked: Sequence[float], ball: Region) -> Float[Tensor, "tasks"]:
