@@ -247,6 +247,8 @@ def certify(
 
 def _check(request: Request, html: Path | None, certificate: Path | None) -> None:
     """Refuse what cannot be answered or written, before any work."""
+    from buffet.search.root_finding import ROOT_FINDERS
+
     chosen, known = request.chosen, ", ".join(ROOT_FINDERS)  # an unknown part of a method is an error here
     if request.search not in ROOT_FINDERS:
         raise BuffetError(f"--search: unknown search {request.search!r}; choose one of: {known}")

@@ -81,11 +81,17 @@ def _regions() -> Judged:
     x = torch.randn(2, 8, generator=generator)
     sizes = torch.rand(COUNT, generator=generator, dtype=torch.float64)
     yield "size of a ball", _exact(sizes), _exact(-LpBall(x, [[0]] * COUNT, 2, sizes)._outer(torch.float32))
-    ends = [x.double() + sign * torch.rand(2, 8, generator=generator).double() for sign in (-1, 1)]
+    away = (
+        torch.rand(2, 2, 8, generator=generator, dtype=torch.float64)
+        * torch.tensor([-1.0, 1.0])[:, None, None]
+    )
+    # around the first row, and near 0, where the difference to the second row has more digits than a double
+    ends = away * torch.tensor([1.0, 1e-3])[:, None] + x.double() * torch.tensor([1.0, 0.0])[:, None]
     box = Box(x, ends[0], ends[1])
-    below, above = box._limits(torch.float32, inward=False)
-    yield "lower end of a box", _exact(below[0]), _exact(ends[0]) - _exact(x)
-    yield "upper end of a box", _exact(ends[1]) - _exact(x), _exact(above[0])
+    for dtype in (torch.float32, torch.float64):
+        below, above = box._limits(dtype, inward=False)
+        yield "lower end of a box", _exact(below[0]), _exact(ends[0]) - _exact(x)
+        yield "upper end of a box", _exact(ends[1]) - _exact(x), _exact(above[0])
     middle, radius = box._around
     assert middle is not None
     around, reach = _exact(middle[0]), _exact(boxes.rounded(radius, torch.float32, up=True)[0])
