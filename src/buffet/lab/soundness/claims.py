@@ -233,7 +233,7 @@ def compare(points: Points, method: str, claim: str, bound: Tensor, value: Tenso
     for task in (worst > 1).nonzero()[:, 0].tolist():
         place = int(entry[task])
         where = int(gap[place, task].argmax())
-        ends = bound.expand(value.shape[1:]).flatten(1)[task, where], value.flatten(2)[place, task, where]
-        point = points.deltas[place, task]
-        violations.append(Violation.of(points.case, method, claim, task, *map(float, ends), point))
+        claimed = float(bound.expand(value.shape[1:]).flatten(1)[task, where])
+        found, point = float(value.flatten(2)[place, task, where]), points.deltas[place, task]
+        violations.append(Violation.of(points.case, method, claim, task, claimed, found, point))
     return Finding(int(known.sum()), True, tuple(violations))

@@ -10,6 +10,7 @@ where it does is known. No method may prove r, and a tight one comes close to it
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def planted_case(seed: int) -> Case:
     dice = Dice(seed)
     silent = dice.pick(tuple(SILENT))
     linear = silent == "linear"
-    given = {"head_act": "none", "layer_norm": "no_var"} if linear else {}
+    given: dict[str, Any] = {"head_act": "none", "layer_norm": "no_var"} if linear else {}
     hidden = 2 * dice.pick((2, 3))
     config = random_config(
         dice,
