@@ -235,7 +235,6 @@ def compare(points: Points, method: str, claim: str, bound: Tensor, value: Tenso
         place = int(entry[task])
         where = int(gap[place, task].argmax())
         claimed = float(bound.expand(value.shape[1:]).flatten(1)[task, where])
-        attained = float(value.flatten(2)[place, task, where])
-        point = points.deltas[place, task]
-        violations.append(Violation.of(points.case, method, claim, task, claimed, attained, point))
+        found, point = float(value.flatten(2)[place, task, where]), points.deltas[place, task]
+        violations.append(Violation.of(points.case, method, claim, task, claimed, found, point))
     return Finding(int(known.sum()), True, tuple(violations))
