@@ -129,7 +129,7 @@ class _Reader:
         view = _view(view)
         if any(v is not None and not isinstance(v, np.ndarray) for v in rest):
             raise UnsupportedError("its shape, axes or indices are not constant")
-        if node.op == "Dropout" and len(rest) > 1 and isinstance(rest[1], np.ndarray) and rest[1].any():
+        if node.op == "Dropout" and any(isinstance(v, np.ndarray) and v.any() for v in rest[1:]):
             raise UnsupportedError("it is in training mode: export the network in evaluation mode")
         compute = ARRANGING[node.op]
         attributes = {**node.attributes, "outputs": len(node.outputs)}
