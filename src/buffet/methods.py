@@ -44,7 +44,7 @@ class Method:
     softmax: str = "decomposed"  # SOFTMAXES
     optimise: str = "none"  # MODES: "final" the margin's own relaxation, boxes fixed; "all" end to end
     window: int | None = None  # with `backward`: attention layers to substitute through
-    cells: int = 1  # parts that a ball may be cut into, each proven on its own (`branching`)
+    cells: int = 1  # parts that a region may be cut into, each proven on its own (`branching`)
     steps: int = 100  # of the optimiser
     rate: float = 0.05  # of Adam
     start: str = "zero"  # α the optimiser starts from (STARTS)

@@ -74,7 +74,8 @@ def _check_cover(claims: Sequence[Claim], rows: Array, tensors: Tensors) -> None
 def _box_ends(claims: Sequence[Claim], tensors: Tensors) -> tuple[Ends, list[Ends]]:
     """The ends of the whole and of the parts, along entries where they are not all the same."""
     names = [f"whole.{claims[0].region['whole']}", *(f"{claim.number}.region" for claim in claims)]
-    shape = np.shape(tensors.stored.tensors.get(f"{names[0]}.lower"))
+    stored = tensors.stored.tensors.get(f"{names[0]}.lower")
+    shape = () if stored is None else stored.shape
     both = [
         np.stack([tensors.need(f"{name}.{side}", [shape]).reshape(-1) for side in ("lower", "upper")], 1)
         for name in names
