@@ -17,6 +17,7 @@ from buffet.optimisation.adam import Adam
 from buffet.propagation import clean_run as scene
 from buffet.propagation.substitution import Bounds
 from buffet.regions import Box, CandidateSet, LpBall
+from buffet.regions.base import Support
 from buffet.relaxations.linear import AddPiece, LinesPiece, _Signed
 from buffet.relaxations.parameters import Relaxer
 
@@ -150,7 +151,29 @@ def _smaller(ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return 0.9 * ends[0], 0.9 * ends[1]
 
 
+def _narrow(right: Any) -> Any:
+    return property(lambda self: 0.98 * right.fget(self))
+
+
+def _half_support(found: Support) -> Support:
+    return replace(found, weights=0.5 * found.weights)
+
+
+def _off_middle(found: Support) -> Support:
+    return replace(found, middle=None)
+
+
 _REGIONS = (
+    Mutant("box's half-widths", "a fiftieth small", Patch(Box, "_radius", _narrow), LINES, (28,)),
+    Mutant("box's support", "half", Patch(Box, "support", changed_result(_half_support)), LINES, (7,)),
+    Mutant("box's middle", "taken for 0", Patch(Box, "support", changed_result(_off_middle)), LINES, (7,)),
+    Mutant(
+        "candidates' support",
+        "half",
+        Patch(CandidateSet, "support", changed_result(_half_support)),
+        LINES,
+        (24,),
+    ),
     Mutant(
         "candidates' extent",
         "a tenth small",

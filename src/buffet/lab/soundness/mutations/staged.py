@@ -212,10 +212,6 @@ def _as_it_is(right: Any) -> Any:
     return lambda pair: pair
 
 
-def _minus(a: Tensor, b: Tensor, *, up: bool) -> Tensor:
-    return a - b
-
-
 def _nearest(x: Tensor, dtype: torch.dtype, *, up: bool) -> Tensor:
     return x.to(dtype)
 
@@ -228,7 +224,6 @@ _ROUNDING = tuple(
         ("rounding of ranges", "forgotten", Patch(intervals, "EPS", _zero), ("ranges",)),
         ("size of a ball", "to nearest", Patch(balls, "rounded", lambda _: _nearest), ("regions",)),
         ("size of a box", "to nearest", Patch(boxes, "rounded", lambda _: _nearest), ("regions",)),
-        ("ends of a box", "to nearest", Patch(boxes, "difference", lambda _: _minus), ("regions",)),
     )
 )
 
