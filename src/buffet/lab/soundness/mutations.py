@@ -223,10 +223,10 @@ MUTANTS: tuple[Mutant, ...] = (
        around(lambda right, op, alpha, *corners: right(op, 0.0, *corners)), ("middle", "dual")),
     _m("nothing left", "of products as a whole", choices, "whole_of", result(_scale(0.0, "reach")), LINES),
     _m("half left", "of products as a whole", choices, "whole_of", result(_scale(0.5, "reach")), LINES),
-    _m("box's half-widths", "a fiftieth small", Box, "_radius", result(lambda radius: 0.98 * radius), LINES, 28),
+    _m("box's half-widths", "a fiftieth small", Box, "_radius", result(lambda r: 0.98 * r), LINES, 28),
     _m("box's support", "half", Box, "support", result(_scale(0.5, "weights")), LINES, 7),
     _m("box's middle", "taken for 0", Box, "support", result(lambda s: replace(s, middle=None)), LINES, 7),
-    _m("candidates' support", "half", CandidateSet, "support", result(_scale(0.5, "weights")), LINES, 24),
+    _m("candidates' support", "half", CandidateSet, "support", result(_scale(0.5, "weights")), LINES, 33),
     # Softmax
     _m("LSE intercept", "0.001 too low", softmax, "_above", result(lambda v: (v[0], v[1] - 1e-3)), LSE),
     _m("LSE chord", "over a range a fifth too small", softmax, "_above",
