@@ -28,7 +28,7 @@ test: install
 # The numerical tests with the instructions of another processor (default | avx2 | avx512): one that holds on some
 # processors only is a bug.
 CAPABILITY ?= default
-NUMERICAL := rounding intervals relaxations softmax products regions_minimise methods wholes checker_edges
+NUMERICAL := rounding intervals relaxations softmax products regions_minimise methods headwise checker_edges
 portable: install
 	@ATEN_CPU_CAPABILITY=$(CAPABILITY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
 		$(NUMERICAL:%=tests/soundness/test_%.py)

@@ -19,7 +19,7 @@ from buffet.network import Rescale, Softmax
 from buffet.network.functions import FUNCTIONS
 from buffet.relaxations.elementwise import relax
 from buffet.relaxations.products import planes
-from buffet.relaxations.softmax import softmax_piece
+from buffet.relaxations.softmax import softmax_enclosure
 
 HERE = Path(__file__).parent / "pictures"
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -37,8 +37,10 @@ def save(figure: Figure, name: str) -> None:
 def plane(alpha: float, side: str, x: Tensor, y: Tensor) -> Tensor:
     """The fused plane of x·y over [0, 1]², around the clean point (½, ½)."""
     box, clean = Box(number(-0.5), number(0.5)), torch.full((1, 1), 0.5, dtype=NUMBER)
-    piece = planes(Rescale(), (clean, clean), box, box, alpha_lower=alpha, alpha_upper=alpha)
-    slope_x, slope_y, constant = (float(getattr(piece, name)) for name in (f"x_{side}", f"y_{side}", side))
+    enclosure = planes(Rescale(), (clean, clean), box, box, alpha_lower=alpha, alpha_upper=alpha)
+    slope_x, slope_y, constant = (
+        float(getattr(enclosure, name)) for name in (f"x_{side}", f"y_{side}", side)
+    )
     return 0.25 + slope_x * (x - 0.5) + slope_y * (y - 0.5) + constant
 
 
@@ -113,9 +115,9 @@ def draw_softmax() -> None:
                 # touch along the path: score 1 at `place` of its range, the others at 1 − `place`
                 touch = torch.full((1, 1, 1, 3, 3), 1 - place, dtype=NUMBER)
                 touch[..., 0] = place
-                piece = softmax_piece(Softmax(1), clean, box, point=touch, mixture=share)
-                below = weight_line(piece.lower_slope, piece.lower, clean, path)
-                above = weight_line(piece.upper_slope, piece.upper, clean, path)
+                enclosure = softmax_enclosure(Softmax(1), clean, box, point=touch, mixture=share)
+                below = weight_line(enclosure.lower_slope, enclosure.lower, clean, path)
+                above = weight_line(enclosure.upper_slope, enclosure.upper, clean, path)
                 label = name if place == 0.5 else None
                 axis.plot(t, below, color=colour, linewidth=1.4, label=label)
                 if mixture == 0.0:

@@ -121,10 +121,10 @@ def verified(model: buffet.Model, text: str, region: buffet.LpBall, method: buff
 def alpha_bytes(task: Task) -> int:
     """The size of α in float32, as o-BuFFeT has them: one per term and side of every product."""
     plain = buffet.METHODS["baseline"]
-    scene = plain.scene(task.model.program64, task.region.center, 0)
-    bounds = bound_nodes(scene, task.region, Relaxer(), plain.describe())
-    shares = initial_parameters(bounds, "zero", only_alphas=True)
-    return sum(4 * v.numel() for s in shares.values() for v in s.values())
+    clean_run = plain.clean_run(task.model.program64, task.region.center, 0)
+    bounds = bound_nodes(clean_run, task.region, Relaxer(), plain.describe())
+    parameters = initial_parameters(bounds, "zero", only_alphas=True)
+    return sum(4 * v.numel() for s in parameters.values() for v in s.values())
 
 
 @dataclass

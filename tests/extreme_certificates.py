@@ -116,18 +116,18 @@ def forge(at: Situation, dice: Dice) -> bytes:
     """A certificate without boxes, with choices that are as good as any."""
     case, graph, plan = at.case, dice.pick(GRAPHS), dice.pick(PLANS)
     method = buffet.Method(softmax=graph if graph != "plain" else "lse")
-    scene = method.scene(case.model.program64, case.region.center, case.label)
+    clean_run = method.clean_run(case.model.program64, case.region.center, case.label)
     center = case.region.center.contiguous()
     described, extra = described_in(case.region.describe(), 0, {})
     tensors: dict[str, Tensor] = {"center": center, **extra}
     derivations: list[dict[str, object]] = []
     if plan != "intervals":
-        tensors |= _choices(scene.program, scene.clean, dice)
-        derivations = _derivations(scene.program, everything=plan == "everything")
+        tensors |= _choices(clean_run.program, clean_run.clean, dice)
+        derivations = _derivations(clean_run.program, everything=plan == "everything")
     claim = {
         "method": "forged",
         "graph": graph,
-        "nodes": kinds(scene.program),
+        "nodes": kinds(clean_run.program),
         "region": described,
         "margins": [SMALLEST] * (case.model.config.num_labels - 1),
         "derivations": derivations,

@@ -41,5 +41,5 @@ def smallest(model: RandomModel, region: LpBall, method: str, **changes: object)
 
 
 def walk(model: RandomModel, region: LpBall, product: str = "zero"):
-    scene = METHODS["baseline"].scene(model.program64, region.center, 0)
-    return bound_nodes(scene, region, Relaxer(product), PROPAGATIONS["baf"], dtype=torch.float64)
+    clean_run = METHODS["baseline"].clean_run(model.program64, region.center, 0)
+    return bound_nodes(clean_run, region, Relaxer(product), PROPAGATIONS["baf"], dtype=torch.float64)

@@ -14,9 +14,9 @@ from buffet.errors import BuffetError
 from buffet.footprint import Need, chunk_within, need, readable
 from buffet.methods import Method
 from buffet.network import Program
-from buffet.optimisation.context import Control
-from buffet.optimisation.warm_starts import Lessons
-from buffet.propagation.clean_run import Scene
+from buffet.optimisation.context import Context
+from buffet.optimisation.warm_starts import Starts
+from buffet.propagation.clean_run import CleanRun
 from buffet.regions import Region
 from buffet.system.parallel import side_by_side
 
@@ -46,10 +46,10 @@ class Engine:
     chunk: int = 8 << 20  # bytes aimed at for one tensor of a backward pass, about a cache
     widen: bool = True  # where single precision is too narrow, try again in double precision
 
-    def need(self, scene: Scene, method: Method, region: Region) -> Need:
+    def need(self, clean_run: CleanRun, method: Method, region: Region) -> Need:
         """About how much memory a method takes."""
         size = torch.finfo(self.dtype).bits // 8
-        return need(scene, method, region.moved.shape[1], size=size, chunk=self.rows)
+        return need(clean_run, method, region.moved.shape[1], size=size, chunk=self.rows)
 
     @property
     def rows(self) -> int:
@@ -61,18 +61,18 @@ class Engine:
         forms, nor where someone counts the bytes."""
         return method.describe().fully_backward and self.memory is None
 
-    def holds(self, scene: Scene, method: Method, region: Region) -> bool:
+    def holds(self, clean_run: CleanRun, method: Method, region: Region) -> bool:
         """Whether one task of a method stays within the memory."""
-        return self.memory is None or self.need(scene, method, region).one <= self.memory
+        return self.memory is None or self.need(clean_run, method, region).one <= self.memory
 
-    def check(self, scene: Scene, method: Method, region: Region) -> None:
+    def check(self, clean_run: CleanRun, method: Method, region: Region) -> None:
         """Refuse a method of which not even one task stays within the memory."""
-        if self.memory is None or self.holds(scene, method, region):
+        if self.memory is None or self.holds(clean_run, method, region):
             return
         fewer = " move fewer words at once," if region.moved.shape[1] > 1 else " take a shorter text,"
         other = "" if method.describe().fully_backward else " or use --method backward, which keeps no forms"
         raise BuffetError(
-            f"one task takes about {readable(self.need(scene, method, region).one)} by this method, and"
+            f"one task takes about {readable(self.need(clean_run, method, region).one)} by this method, and"
             f" {readable(self.memory)} are allowed: give a larger --memory,{fewer}{other}".rstrip(",")
         )
 
@@ -83,55 +83,55 @@ def bound_margins(
     method: Method,
     label: int,
     engine: Engine,
-    scene: Scene | None = None,
-    control: Control | None = None,
+    clean_run: CleanRun | None = None,
+    context: Context | None = None,
     trace: Trace | None = None,
 ) -> Float[Tensor, "tasks others"]:
     """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
 
-    A `scene` made by ``method.scene`` for the same rows and label saves preparing it again, a `control` with
-    a memory lets an optimiser start from what it learned for the same words before.
+    A `clean_run` made by ``method.clean_run`` for the same rows and label saves preparing it again; with warm
+    starts in its `context`, an optimiser goes on from what it learned for the same words before.
     """
-    scene = scene or method.scene(model.program64, region.center, label)
-    engine.check(scene, method, region)
-    step = batch_size(scene, method, region, engine)
+    clean_run = clean_run or method.clean_run(model.program64, region.center, label)
+    engine.check(clean_run, method, region)
+    step = batch_size(clean_run, method, region, engine)
 
-    def bound(part: Tensor) -> tuple[Tensor, Lessons]:
-        told = control or Control()
+    def bound(part: Tensor) -> tuple[Tensor, Starts]:
+        told = context or Context()
         if trace:
             told = replace(told, trace=lambda step, margins: trace(part.tolist(), step, margins))
         some = region.select(part)
-        found = method.bound(scene, some, dtype=engine.dtype, chunk_bytes=engine.rows, control=told)
-        return found, told.memory.lessons(some) if told.memory else {}
+        found = method.bound(clean_run, some, dtype=engine.dtype, chunk_bytes=engine.rows, context=told)
+        return found, told.warm_starts.starts_of(some) if told.warm_starts else {}
 
     groups = torch.arange(region.tasks).split(step)
     # A trace has to be told from here.
     together = engine.parallel(method) and trace is None
     parts = side_by_side(bound, groups) if together else [bound(part) for part in groups]
-    if control and control.memory:
-        for _, lessons in parts:
-            control.memory.add(lessons)
-    margins = _plausible(torch.cat([found for found, _ in parts]), region, scene.clean[-1])
+    if context and context.warm_starts:
+        for _, starts in parts:
+            context.warm_starts.add(starts)
+    margins = _plausible(torch.cat([found for found, _ in parts]), region, clean_run.clean[-1])
     lost = margins.isnan().any(-1)
-    expired = control is not None and control.expired
+    expired = context is not None and context.expired
     if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
-        if wide.holds(scene, method, region):
-            margins[lost] = bound_margins(model, region.select(lost), method, label, wide, scene, control)
+        if wide.holds(clean_run, method, region):
+            margins[lost] = bound_margins(model, region.select(lost), method, label, wide, clean_run, context)
     return margins
 
 
-def batch_size(scene: Scene, method: Method, region: Region, engine: Engine) -> int:
+def batch_size(clean_run: CleanRun, method: Method, region: Region, engine: Engine) -> int:
     """How many tasks of a region are bounded together, within the engine's memory."""
     if method.optimiser.learns_boxes or region.tasks == 1:
         return 1  # every task learns as much as it needs
     memory = BATCH if engine.memory is None else min(engine.memory, BATCH)
-    step = max(1, engine.need(scene, method, region).tasks(memory))
+    step = max(1, engine.need(clean_run, method, region).tasks(memory))
     if method.describe().fully_backward:
         # Dense rows of several tasks would share a chunk without sharing any work: keep a few rows of each.
         size, tokens = torch.finfo(engine.dtype).bits // 8, region.center.shape[0]
-        widest = max(v.shape[-1] for v in scene.clean)
+        widest = max(v.shape[-1] for v in clean_run.clean)
         step = min(step, max(1, engine.rows // (64 * size * tokens**2 * widest)))
     return step
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from buffet.methods import Method
 from buffet.network import Bilinear
 from buffet.optimisation.boxes import Tuning
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import Plan, first_row, plan_of, row_entries, widest_rows
 
 PASSING = 12
@@ -56,37 +56,37 @@ class Need:
         return max(0, (memory - self.fixed) // self.each)
 
 
-def need(scene: Scene, method: Method, moved: int, *, size: int, chunk: int) -> Need:
+def need(clean_run: CleanRun, method: Method, moved: int, *, size: int, chunk: int) -> Need:
     """What a method takes for tasks of `moved` words, with numbers of `size` bytes and `chunk` bytes of rows
     at once.
     """
-    propagation, program = method.describe(), scene.program
+    propagation, program = method.describe(), clean_run.program
     plan = plan_of(program, propagation)
     kept, local = plan.kept, plan.local
     columns = moved * program.input_width + 1
 
     def forms(nodes: Iterable[int]) -> int:
         """Bytes of the forms of nodes; what is exact has one side."""
-        return sum((2 - (i in local)) * math.prod(scene.clean[i].shape) * columns * size for i in nodes)
+        return sum((2 - (i in local)) * math.prod(clean_run.clean[i].shape) * columns * size for i in nodes)
 
     each = forms(kept) + PUSHED * max((forms([i]) for i in kept - local), default=0)
-    each += 8 * sum(math.prod(value.shape) for value in scene.clean) * PLANES
+    each += 8 * sum(math.prod(value.shape) for value in clean_run.clean) * PLANES
     if not propagation.linear:
         return Need(0, each)
-    each += 8 * PLANES * _terms(scene)
+    each += 8 * PLANES * _terms(clean_run)
     # With a window, rows pass some of the nodes that keep forms.
     stops = local if propagation.fully_backward else kept | local
     if method.optimiser.learns and not method.optimiser.end_to_end:
-        each += LEARNED * size * _terms(scene)
+        each += LEARNED * size * _terms(clean_run)
     if method.optimiser.end_to_end:
-        each += (GRAPH - 1) * forms(kept) + LEARNED * size * _terms(scene)
-        each += SAVED * 2 * size * _rows(scene, plan, stops)
+        each += (GRAPH - 1) * forms(kept) + LEARNED * size * _terms(clean_run)
+        each += SAVED * 2 * size * _rows(clean_run, plan, stops)
     passing = PASSING if propagation.fully_backward else PASSING_TOKEN
     roots = plan.needed | kept
     if method.optimiser.learns_boxes:
-        sampled = (_sampled(scene, Tuning(method.steps), first_row(program, i), stops) for i in roots)
+        sampled = (_sampled(clean_run, Tuning(method.steps), first_row(program, i), stops) for i in roots)
         each += TUNED * 2 * size * max(sampled, default=0)
-    widest = max((widest_rows(scene, first_row(program, i), stops) for i in roots), default=0)
+    widest = max((widest_rows(clean_run, first_row(program, i), stops) for i in roots), default=0)
     return Need(passing * chunk, each + passing * 2 * size * widest)
 
 
@@ -101,25 +101,25 @@ def readable(size: int) -> str:
     return f"{mega} MB" if mega < 10_000 else f"{math.ceil(mega / 102.4) / 10} GB"
 
 
-def _terms(scene: Scene) -> int:
+def _terms(clean_run: CleanRun) -> int:
     """The terms of all products of attention: queries × keys × width."""
-    nodes = scene.program.nodes
+    nodes = clean_run.program.nodes
     return sum(
-        math.prod(scene.clean[node.inputs[0]].shape[:1] + scene.clean[node.inputs[1]].shape)
+        math.prod(clean_run.clean[node.inputs[0]].shape[:1] + clean_run.clean[node.inputs[1]].shape)
         for node in nodes
         if isinstance(node.op, Bilinear) and node.op.mixes
     )
 
 
-def _sampled(scene: Scene, tuning: Tuning, root: int, stops: frozenset[int]) -> int:
+def _sampled(clean_run: CleanRun, tuning: Tuning, root: int, stops: frozenset[int]) -> int:
     """The coefficients of the rows of a node that are learned on, at all nodes they pass."""
-    return tuning.sample(scene, root) * sum(row_entries(scene, root, stops))
+    return tuning.sample(clean_run, root) * sum(row_entries(clean_run, root, stops))
 
 
-def _rows(scene: Scene, plan: Plan, stops: frozenset[int]) -> int:
+def _rows(clean_run: CleanRun, plan: Plan, stops: frozenset[int]) -> int:
     """The coefficients of all rows that are substituted, at all nodes they pass."""
     return sum(
-        sum(scene.clean[n].shape[-1] for n in derivation.nodes)
-        * sum(row_entries(scene, first_row(scene.program, derivation.nodes[0]), stops))
+        sum(clean_run.clean[n].shape[-1] for n in derivation.nodes)
+        * sum(row_entries(clean_run, first_row(clean_run.program, derivation.nodes[0]), stops))
         for derivation in plan.derivations.values()
     )

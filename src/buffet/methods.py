@@ -15,12 +15,12 @@ from torch import Tensor
 from buffet.compositions import COMPOSITIONS, Composition
 from buffet.errors import BuffetError
 from buffet.network import Program
-from buffet.optimisation.context import Control
+from buffet.optimisation.context import Context
 from buffet.optimisation.end_to_end import EndToEnd
 from buffet.optimisation.optimiser import Optimiser, Problem
 from buffet.optimisation.steps import Learning
 from buffet.optimisation.table import OPTIMISERS, RULE_KEPT
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import PROPAGATIONS, Propagation
 from buffet.regions import Region
 from buffet.relaxations.softmax import SOFTMAXES
@@ -55,36 +55,41 @@ class Method(Composition):
         """How the graph has softmax: a name in SOFTMAXES. Interval arithmetic takes it as it is."""
         return self.softmax if self.describe().linear else "lse"
 
-    def scene(self, program: Program, x: Float[Tensor, "tokens width"], label: int) -> Scene:
+    def clean_run(self, program: Program, x: Float[Tensor, "tokens width"], label: int) -> CleanRun:
         """The program (float64) as this method sees it near the rows `x`; reusable for any region there."""
-        return Scene(*SOFTMAXES[self.graph](program.margins(label), x.double()))
+        return CleanRun(*SOFTMAXES[self.graph](program.margins(label), x.double()))
 
     def problem(
-        self, scene: Scene, region: Region, *, dtype: torch.dtype = torch.float32, chunk_bytes: int = 8 << 20
-    ) -> Problem:
-        """The margins of a region as the optimiser sees them."""
-        learning = Learning(self.steps, self.rate, self.start)
-        return Problem(scene, region, self.describe(), self.product, learning, dtype, chunk_bytes)
-
-    def bound(
         self,
-        scene: Scene,
+        clean_run: CleanRun,
         region: Region,
         *,
         dtype: torch.dtype = torch.float32,
         chunk_bytes: int = 8 << 20,
-        control: Control | None = None,
+    ) -> Problem:
+        """The margins of a region as the optimiser sees them."""
+        learning = Learning(self.steps, self.rate, self.start)
+        return Problem(clean_run, region, self.describe(), self.product, learning, dtype, chunk_bytes)
+
+    def bound(
+        self,
+        clean_run: CleanRun,
+        region: Region,
+        *,
+        dtype: torch.dtype = torch.float32,
+        chunk_bytes: int = 8 << 20,
+        context: Context | None = None,
     ) -> Float[Tensor, "tasks others"]:
         """Lower bounds of the margins over the region; NaN where there is none."""
-        problem = self.problem(scene, region, dtype=dtype, chunk_bytes=chunk_bytes)
-        return self.optimiser.bound(problem, control or Control())
+        problem = self.problem(clean_run, region, dtype=dtype, chunk_bytes=chunk_bytes)
+        return self.optimiser.bound(problem, context or Context())
 
     def follow(
         self,
-        scene: Scene,
+        clean_run: CleanRun,
         region: Region,
         eps: Float[Tensor, "tasks"],
-        control: Control,
+        context: Context,
         *,
         dtype: torch.dtype = torch.float32,
         chunk_bytes: int = 8 << 20,
@@ -92,8 +97,8 @@ class Method(Composition):
         """Learn end to end at the edge of what can be proven; about the largest ε proven then."""
         optimiser = self.optimiser
         assert isinstance(optimiser, EndToEnd)
-        problem = self.problem(scene, region, dtype=dtype, chunk_bytes=chunk_bytes)
-        return optimiser.follow(problem, region, eps, control)
+        problem = self.problem(clean_run, region, dtype=dtype, chunk_bytes=chunk_bytes)
+        return optimiser.follow(problem, region, eps, context)
 
     def challengers(self, program: Program) -> tuple[Method, ...]:
         """Methods that may do better on some task of a network.

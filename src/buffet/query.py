@@ -13,7 +13,7 @@ from torch import Tensor
 
 from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
-from buffet.optimisation.context import Control
+from buffet.optimisation.context import Context
 from buffet.regions import Region
 
 
@@ -32,8 +32,8 @@ class Query:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
     @property
-    def control(self) -> Control:
-        return Control(deadline=self.deadline)
+    def context(self) -> Context:
+        return Context(deadline=self.deadline)
 
     @property
     def deep(self) -> bool:

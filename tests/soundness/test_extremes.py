@@ -25,7 +25,7 @@ from buffet.lab.soundness.judge import BITS, FUNCTIONS, Judge
 from buffet.lab.soundness.mutants import Patch, result
 from buffet.lab.soundness.spans import Span, span_of
 from buffet.loading import ModelConfig
-from buffet.propagation import clean_run as scene
+from buffet.propagation import clean_run as clean_run
 from buffet.propagation import walk as propagation
 from buffet.propagation.rounding import Errors
 from buffet.regions import Box, CandidateSet, LpBall
@@ -268,7 +268,7 @@ def test_a_certificate_that_proves_too_much_is_seen(tmp_path: Path, monkeypatch:
 NOTHING = result(lambda error: 0 * error)
 MUTANTS = {
     "underflow of rows": (Patch(Errors, "underflow", NOTHING), 188, "backward"),
-    "underflow of clean values": (Patch(scene, "residual", NOTHING), 616, "interval"),
+    "underflow of clean values": (Patch(clean_run, "residual", NOTHING), 616, "interval"),
     "intervals rounded to nearest": (
         Patch(propagation, "outward", lambda _: lambda op, clean, residual, box, boxes, unit: box),
         776,

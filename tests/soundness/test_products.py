@@ -15,7 +15,7 @@ from torch import Tensor
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box
 from buffet.network import Bilinear, Mix, Normalise, Rescale, Scores
-from buffet.relaxations.linear import PlanesPiece
+from buffet.relaxations.enclosures import PlanesEnclosure
 from buffet.relaxations.products import planes
 
 TASKS, QUERIES, KEYS, HEADS, DEPTH = 2, 2, 3, 2, 2
@@ -103,15 +103,15 @@ def deviation(product: Product, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return sum(parts[1:], parts[0]), sum(sizes, op.evaluate(x.abs(), y.abs()))
 
 
-def unit_rows(piece: PlanesPiece) -> Rows:
+def unit_rows(enclosure: PlanesEnclosure) -> Rows:
     """Every entry and its negative, of every token."""
-    eye = torch.eye(piece.lower.shape[-1], dtype=torch.float64)
+    eye = torch.eye(enclosure.lower.shape[-1], dtype=torch.float64)
     return Rows(torch.cat([eye, -eye], 1)[None, None], QUERIES, diagonal=True)
 
 
-def bounds_at(piece: PlanesPiece, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def bounds_at(enclosure: PlanesEnclosure, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The lower and upper plane of every entry at points of all tasks, and the size of their terms."""
-    (to_x, to_y), bias = piece.pull(unit_rows(piece))
+    (to_x, to_y), bias = enclosure.pull(unit_rows(enclosure))
     total = torch.stack([to_x.contract(a) + to_y.contract(b) for a, b in zip(x, y, strict=True)]) + bias
     sizes = torch.stack(
         [
@@ -128,10 +128,10 @@ def bounds_at(piece: PlanesPiece, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor,
 def test_pulled_planes_hold(product, sides):
     clean, boxes = product.values()
     alphas = [chosen(a, product.op, product.seed + i) for i, a in enumerate(sides)]
-    piece = planes(product.op, clean, *boxes, alpha_lower=alphas[0], alpha_upper=alphas[1])
+    enclosure = planes(product.op, clean, *boxes, alpha_lower=alphas[0], alpha_upper=alphas[1])
     x, y = product.points(24)
     truth, size = deviation(product, x, y)
-    lower, upper, terms = bounds_at(piece, x, y)
+    lower, upper, terms = bounds_at(enclosure, x, y)
     slack = ROUNDING * (size + terms + widest(product.op, clean, boxes))
     assert (lower <= truth + slack).all()
     assert (upper >= truth - slack).all()
@@ -153,8 +153,8 @@ def test_pushed_planes_hold(product, sides):
         forms.append(form)
         boxes.append(Box(form.lower[..., -1] - reach, form.upper[..., -1] + reach))
     alphas = [chosen(a, op, product.seed + i) for i, a in enumerate(sides)]
-    piece = planes(op, clean, *boxes, alpha_lower=alphas[0], alpha_upper=alphas[1])
-    pushed = piece.push(*forms)
+    enclosure = planes(op, clean, *boxes, alpha_lower=alphas[0], alpha_upper=alphas[1])
+    pushed = enclosure.push(*forms)
     for _ in range(8):
         delta = torch.cat([2 * torch.rand(2, generator=g, dtype=torch.float64) - 1, torch.ones(1).double()])
         x, y = (
@@ -190,9 +190,9 @@ def test_ends_of_alpha_are_the_named_planes(name, plane, per_term):
     product = Product(op, seed=5, clean=(1.0, 2.0), width=(1.0, 0.5), shape="around")
     clean, boxes = product.values()
     value = torch.full((TASKS, *(SIZES[c] for c in op.terms)), alpha).double() if per_term else alpha
-    piece = planes(op, clean, *boxes, alpha_lower=value, alpha_upper=value)
+    enclosure = planes(op, clean, *boxes, alpha_lower=value, alpha_upper=value)
     x, y = product.points(6)
-    lower, upper, _ = bounds_at(piece, x, y)
+    lower, upper, _ = bounds_at(enclosure, x, y)
 
     def terms(value: Tensor, axes: str) -> Tensor:
         """``[…, tokens, features]`` over the term axes, written independently of the engine."""
@@ -210,9 +210,11 @@ def test_ends_of_alpha_are_the_named_planes(name, plane, per_term):
 def test_a_number_on_one_side_and_a_tensor_on_the_other():
     product = Product(OPS["scores"], seed=3, clean=(1.0, 1.0), width=(1.0, 1.0), shape="around")
     clean, boxes = product.values()
-    piece = planes(product.op, clean, *boxes, alpha_lower=0.0, alpha_upper=chosen("per term", product.op, 3))
+    enclosure = planes(
+        product.op, clean, *boxes, alpha_lower=0.0, alpha_upper=chosen("per term", product.op, 3)
+    )
     x, y = product.points(24)
-    lower, upper, _ = bounds_at(piece, x, y)
+    lower, upper, _ = bounds_at(enclosure, x, y)
     truth, _ = deviation(product, x, y)
     assert (lower <= truth + ROUNDING).all()
     assert (upper >= truth - ROUNDING).all()
@@ -237,13 +239,13 @@ def test_constants_do_not_cancel(name, alpha):
     op = OPS[name]
     product = Product(op, seed=1, clean=(1e9, 1e9), width=(1e-9, 1e-9), shape="around")
     clean, boxes = product.values()
-    piece = planes(op, clean, *boxes, alpha_lower=alpha, alpha_upper=alpha)
+    enclosure = planes(op, clean, *boxes, alpha_lower=alpha, alpha_upper=alpha)
     a, b = boxes
     lower = (1 - alpha) * op.evaluate(a.lower, b.lower) + alpha * op.evaluate(a.upper, b.upper)
     upper = (1 - alpha) * op.evaluate(a.lower, b.upper) + alpha * op.evaluate(a.upper, b.lower)
-    torch.testing.assert_close(piece.lower, -lower, rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(piece.upper, -upper, rtol=1e-12, atol=0.0)
-    assert piece.lower.abs().max() < 1e-15
+    torch.testing.assert_close(enclosure.lower, -lower, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(enclosure.upper, -upper, rtol=1e-12, atol=0.0)
+    assert enclosure.lower.abs().max() < 1e-15
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -254,11 +256,11 @@ def test_what_cannot_move_has_no_gap(name):
         product = Product(op, seed=2, clean=(1.0, 3.0), width=width, shape="around")
         clean, boxes = product.values()
         for alpha in (0.0, 0.5, 1.0):
-            piece = planes(op, clean, *boxes, alpha_lower=alpha, alpha_upper=alpha)
-            assert not piece.lower.any()
-            assert not piece.upper.any()
+            enclosure = planes(op, clean, *boxes, alpha_lower=alpha, alpha_upper=alpha)
+            assert not enclosure.lower.any()
+            assert not enclosure.upper.any()
             x, y = product.points(6)
-            lower, upper, _ = bounds_at(piece, x, y)
+            lower, upper, _ = bounds_at(enclosure, x, y)
             truth, _ = deviation(product, x, y)
             torch.testing.assert_close(lower, truth)
             torch.testing.assert_close(upper, truth)

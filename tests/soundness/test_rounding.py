@@ -14,7 +14,7 @@ from buffet.lab.random_models import RandomModel, model_of, random_tensors
 from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS, Method
 from buffet.network import Apply, Bilinear, Softmax
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.rounding import typical
 from buffet.propagation.walk import bound_nodes
 from buffet.query import clean_answer
@@ -81,13 +81,13 @@ def network(name: str | None, size: float, seed: int) -> tuple[RandomModel, LpBa
     return model_of(CONFIG, tensors), LpBall(x, [[0]], 2, 1e-3)
 
 
-def attained(scene: Scene, region: LpBall, node: int) -> tuple[Tensor, Tensor]:
+def attained(clean_run: CleanRun, region: LpBall, node: int) -> tuple[Tensor, Tensor]:
     """About how far every entry of a node can move: its values where it is steepest, up and down."""
 
     def values(moves: Tensor) -> Tensor:
         x = region.center.double().expand(len(moves), -1, -1).clone()
         x[:, 0] += moves
-        return scene.program.values(x)[node].flatten(1) - scene.clean[node].flatten()
+        return clean_run.program.values(x)[node].flatten(1) - clean_run.clean[node].flatten()
 
     steepest = torch.autograd.functional.jacobian(values, torch.zeros(1, 8).double())[0, :, 0]
     assert region.eps is not None
@@ -104,14 +104,14 @@ def attained(scene: Scene, region: LpBall, node: int) -> tuple[Tensor, Tensor]:
 def test_boxes_hold_where_large_numbers_cancel(name, size, dtype, method):
     for seed in range(3):
         model, region = network(name, size, seed)
-        scene = method.scene(model.program64, region.center, 0)
+        clean_run = method.clean_run(model.program64, region.center, 0)
         with torch.no_grad():
-            bounds = bound_nodes(scene, region, Relaxer("zero"), method.describe(), dtype=dtype)
-        for node in scene.program.nodes:
+            bounds = bound_nodes(clean_run, region, Relaxer("zero"), method.describe(), dtype=dtype)
+        for node in clean_run.program.nodes:
             for source in node.inputs if isinstance(node.op, Apply | Bilinear | Softmax) else ():
                 if source not in bounds.boxes:  # the walk has ended before
                     continue
-                least, most = attained(scene, region, source)
+                least, most = attained(clean_run, region, source)
                 box, slack = bounds.boxes[source], 1e-15 * size
                 assert (box.lower[0].flatten() <= least + slack).all()
                 assert (box.upper[0].flatten() >= most - slack).all()
@@ -121,8 +121,10 @@ def test_boxes_hold_where_large_numbers_cancel(name, size, dtype, method):
 def test_single_precision_claims_no_more_than_double_precision(name, size):
     """Where it loses a share of boxes nothing is claimed in it, and the engine asks again."""
     model, region = network(name, size, 0)
-    scene = METHODS["lse"].scene(model.program64, region.center, 0)
-    single, double = (METHODS["lse"].bound(scene, region, dtype=d) for d in (torch.float32, torch.float64))
+    clean_run = METHODS["lse"].clean_run(model.program64, region.center, 0)
+    single, double = (
+        METHODS["lse"].bound(clean_run, region, dtype=d) for d in (torch.float32, torch.float64)
+    )
     assert double.isfinite().all()
     assert single.isnan().all() or (single <= double + 1e-9).all()
     answered = bound_margins(model, region, METHODS["lse"], 0, Engine())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from buffet.bounds.forms import Form, Rows
 from buffet.bounds.intervals import Box, interval
 from buffet.network import Softmax
-from buffet.relaxations.softmax import softmax_piece
+from buffet.relaxations.softmax import softmax_enclosure
 
 HEADS, QUERIES, TASKS = 2, 3, 2
 
@@ -49,12 +49,12 @@ def test_lines_hold_everywhere_in_the_box(seed, keys, scale, width, point, mixed
     mixture = None
     if mixed:
         mixture = torch.rand(TASKS, QUERIES, HEADS, keys, dtype=torch.float64)
-    piece = softmax_piece(Softmax(HEADS), clean, box, point=point, mixture=mixture, dtype=dtype)
+    enclosure = softmax_enclosure(Softmax(HEADS), clean, box, point=point, mixture=mixture, dtype=dtype)
     a = deviations(box, seed + 1)
     p = weights(clean + a) - weights(clean)
     move = a.unflatten(-1, (HEADS, -1)).unsqueeze(-1)
-    lower = (piece.lower_slope.double() @ move).flatten(-3) + piece.lower.double()
-    upper = (piece.upper_slope.double() @ move).flatten(-3) + piece.upper.double()
+    lower = (enclosure.lower_slope.double() @ move).flatten(-3) + enclosure.lower.double()
+    upper = (enclosure.upper_slope.double() @ move).flatten(-3) + enclosure.upper.double()
     assert (lower <= p + 1e-14).all()
     assert (p <= upper + 1e-14).all()
 
@@ -83,11 +83,11 @@ def test_lines_and_intervals_hold_with_direct_bounds_of_the_differences(
     box, direct = (Box(v.amin(0).flatten(2), v.amax(0).flatten(2)) for v in (a, apart))
     mixture = torch.rand(TASKS, QUERIES, HEADS, keys, generator=g, dtype=torch.float64) if mixed else None
     point = torch.rand(TASKS, QUERIES, HEADS, keys, keys, generator=g, dtype=torch.float64)
-    piece = softmax_piece(Softmax(HEADS), clean.flatten(1), box, direct, point=point, mixture=mixture)
+    enclosure = softmax_enclosure(Softmax(HEADS), clean.flatten(1), box, direct, point=point, mixture=mixture)
     p = (clean + a).softmax(-1) - clean.softmax(-1)
     move = a.unsqueeze(-1)
-    lower = (piece.lower_slope @ move).squeeze(-1) + piece.lower.unflatten(-1, (HEADS, keys))
-    upper = (piece.upper_slope @ move).squeeze(-1) + piece.upper.unflatten(-1, (HEADS, keys))
+    lower = (enclosure.lower_slope @ move).squeeze(-1) + enclosure.lower.unflatten(-1, (HEADS, keys))
+    upper = (enclosure.upper_slope @ move).squeeze(-1) + enclosure.upper.unflatten(-1, (HEADS, keys))
     # Scores so far apart that exp overflows have no bound, which is NaN.
     assert not (lower > p + 1e-13).any()
     assert not (p > upper + 1e-13).any()
@@ -102,20 +102,20 @@ def test_lines_and_intervals_hold_with_direct_bounds_of_the_differences(
 def test_without_width_the_bounds_are_the_value():
     clean, _ = random_box(0, 4, 3.0, 0.0)
     still = torch.zeros(TASKS, *clean.shape, dtype=torch.float64)
-    piece = softmax_piece(Softmax(HEADS), clean, Box(still, still))
-    assert piece.lower.abs().max() < 1e-13
-    assert piece.upper.abs().max() < 1e-13
+    enclosure = softmax_enclosure(Softmax(HEADS), clean, Box(still, still))
+    assert enclosure.lower.abs().max() < 1e-13
+    assert enclosure.upper.abs().max() < 1e-13
 
 
 def test_the_upper_bound_touches_where_the_weight_is_extreme():
     """With two keys the weight is a function of one difference: the chord of U_LSE meets it at an end."""
     clean = torch.zeros(1, 2, dtype=torch.float64)
     box = Box(-torch.ones(1, 1, 2, dtype=torch.float64), torch.ones(1, 1, 2, dtype=torch.float64))
-    piece = softmax_piece(
+    enclosure = softmax_enclosure(
         Softmax(1), clean, box, point=torch.tensor([1.0, 0.0], dtype=torch.float64).expand(1, 1, 1, 1, 2)
     )
     top = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    value = piece.upper_slope[0, 0, 0, 0] @ top + piece.upper[0, 0, 0]
+    value = enclosure.upper_slope[0, 0, 0, 0] @ top + enclosure.upper[0, 0, 0]
     assert value == pytest.approx(float(torch.softmax(top, 0)[0]) - 0.5, abs=1e-12)
 
 
@@ -123,11 +123,11 @@ def test_the_upper_bound_touches_where_the_weight_is_extreme():
 def test_pull_and_push_bound_linear_forms_of_the_weights(seed):
     """Rows of the weights are bounded through the scores, with and without the shift by their median."""
     clean, box = random_box(seed, 5, 2.0, 1.0)
-    piece = softmax_piece(Softmax(HEADS), clean, box)
+    enclosure = softmax_enclosure(Softmax(HEADS), clean, box)
     g = torch.Generator().manual_seed(seed)
     features = clean.shape[-1]
     coefs = torch.randn(TASKS, QUERIES, features, 7, generator=g, dtype=torch.float64)
-    (pulled,), bias = piece.pull(Rows(coefs, 1, diagonal=False))
+    (pulled,), bias = enclosure.pull(Rows(coefs, 1, diagonal=False))
     a = deviations(box, seed)
     p = weights(clean + a) - weights(clean)
     truth = torch.einsum("btqf,tqfr->btr", p, coefs)
@@ -136,7 +136,7 @@ def test_pull_and_push_bound_linear_forms_of_the_weights(seed):
 
     direction = torch.randn(TASKS, QUERIES, features, 1, generator=g, dtype=torch.float64)
     direction = direction * torch.minimum(-box.lower, box.upper).unsqueeze(-1) / direction.abs()
-    form = piece.push(Form.exactly(torch.cat([direction, torch.zeros_like(direction)], -1)))
+    form = enclosure.push(Form.exactly(torch.cat([direction, torch.zeros_like(direction)], -1)))
     for t in (-1.0, -0.3, 0.4, 1.0):
         p = weights(clean + t * direction.squeeze(-1)) - weights(clean)
         at = torch.tensor([t, 1.0], dtype=torch.float64)

@@ -14,13 +14,13 @@ from buffet.methods import METHODS, method_named
 from buffet.network import Apply
 from buffet.optimisation.adam import Adam
 from buffet.optimisation.boxes import Tuning
-from buffet.optimisation.context import Control
+from buffet.optimisation.context import Context
 from buffet.optimisation.end_to_end import EndToEnd, follow_root
-from buffet.optimisation.flat import Gradient, Sheet
+from buffet.optimisation.flat import FlatParameters, Gradient
 from buffet.optimisation.margin import learn
 from buffet.optimisation.starts import initial_parameters
 from buffet.optimisation.steps import Learning
-from buffet.optimisation.warm_starts import Memory
+from buffet.optimisation.warm_starts import WarmStarts
 from buffet.propagation.plan import PROPAGATIONS
 from buffet.propagation.walk import bound_nodes
 from buffet.regions import LpBall
@@ -57,12 +57,12 @@ def test_the_flagship_is_never_worse(seed, layers, pooling):
 
 
 def test_adam_finds_the_minimum_in_the_cube():
-    sheet = Sheet({0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}})
+    flat = FlatParameters({0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}})
     target = torch.tensor([0.2, 0.7, 5.0], dtype=torch.float64)
-    adam = Adam(sheet, 0.05)
+    adam = Adam(flat, 0.05)
     for _ in range(200):
-        adam.descend(sheet.gradient(((sheet.shares[0]["lower"] - target) ** 2).sum()))
-    assert sheet.shares[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)
+        adam.descend(flat.gradient(((flat.parameters[0]["lower"] - target) ** 2).sum()))
+    assert flat.parameters[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)
 
 
 def test_learning_keeps_the_best_iterate_and_tells_its_trace():
@@ -70,27 +70,27 @@ def test_learning_keeps_the_best_iterate_and_tells_its_trace():
     bounds = walk(encoder(0), ball(0, 0.1))
     told = []
 
-    def evaluate(sheet: Sheet) -> tuple[torch.Tensor, Gradient]:
-        total = sheet.values.detach().sum()
-        return (-1 - total).expand(2, 1), lambda weights: -torch.ones_like(sheet.values)
+    def evaluate(flat: FlatParameters) -> tuple[torch.Tensor, Gradient]:
+        total = flat.values.detach().sum()
+        return (-1 - total).expand(2, 1), lambda weights: -torch.ones_like(flat.values)
 
-    control = Control(trace=lambda step, margin: told.append((step, margin.tolist())))
-    shares = learn(bounds, evaluate, Learning(steps=3), EndToEnd.plan, only_alphas=True, control=control)
+    context = Context(trace=lambda step, margin: told.append((step, margin.tolist())))
+    parameters = learn(bounds, evaluate, Learning(steps=3), EndToEnd.plan, only_alphas=True, context=context)
     assert [step for step, _ in told] == [0, 1, 2]
     assert told[0][1] == [-1.0, -1.0]
-    assert all((v == 0).all() for s in shares.values() for v in s.values())
+    assert all((v == 0).all() for s in parameters.values() for v in s.values())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_tuning_that_loses_its_way_keeps_the_best_it_has_seen(seed):
     """With far too large steps: without that, boxes of the first network become a quarter wider."""
     model, region = encoder(seed, layers=2), ball(seed, 0.3)
-    scene = METHODS["buffet"].scene(model.program64, region.center, 0)
+    clean_run = METHODS["buffet"].clean_run(model.program64, region.center, 0)
 
     def widths(steps: int) -> torch.Tensor:
         tuning = Tuning(steps, rate=1.0)
         with torch.no_grad():
-            found = bound_nodes(scene, region, Relaxer(), PROPAGATIONS["backward"], tighten=tuning)
+            found = bound_nodes(clean_run, region, Relaxer(), PROPAGATIONS["backward"], tighten=tuning)
         return torch.stack([(box.upper - box.lower).mean() for box in found.boxes.values()])
 
     assert (widths(100) <= 1.01 * widths(0)).all()
@@ -99,14 +99,14 @@ def test_tuning_that_loses_its_way_keeps_the_best_it_has_seen(seed):
 def test_what_is_always_on_begins_on_where_it_may_be_off():
     """Shares are used at a larger ε too, where a ReLU may be on or off that is only one of them here."""
     bounds = walk(encoder(5), ball(5, 0.05))
-    shares = initial_parameters(bounds, "zero", only_alphas=False)
+    parameters = initial_parameters(bounds, "zero", only_alphas=False)
     on = off = 0
     for index, node in enumerate(bounds.nodes):
-        if isinstance(node.op, Apply) and node.op.function == "relu" and shares[index]:
+        if isinstance(node.op, Apply) and node.op.function == "relu" and parameters[index]:
             box, clean = bounds.boxes[node.inputs[0]], bounds.clean[node.inputs[0]]
             always, never = clean + box.lower > 0, clean + box.upper < 0
             on, off = on + int(always.sum()), off + int(never.sum())
-            for share in shares[index].values():
+            for share in parameters[index].values():
                 assert (share[always] == 1).all()
                 assert (share[never] == 0).all()
     assert on
@@ -115,19 +115,19 @@ def test_what_is_always_on_begins_on_where_it_may_be_off():
 
 def test_memory_recalls_tasks_in_any_batch():
     bounds = walk(encoder(0), ball(0, 0.1))
-    shares = initial_parameters(bounds, "random", only_alphas=True)
-    memory = Memory()
-    memory.keep(bounds.region, 7, shares)
+    parameters = initial_parameters(bounds, "random", only_alphas=True)
+    warm_starts = WarmStarts()
+    warm_starts.keep(bounds.region, 7, parameters)
     swapped = replace(bounds, region=bounds.region.select([1, 0]))
-    found = memory.shares_of(swapped.region, 7)
+    found = warm_starts.parameters_of(swapped.region, 7)
     assert found is not None
-    for index, node in shares.items():
+    for index, node in parameters.items():
         for name, value in node.items():
             assert torch.equal(found[index][name], value.flip(0))
-    assert memory.shares_of(bounds.region, 8) is None
+    assert warm_starts.parameters_of(bounds.region, 8) is None
     other = ball(0, 0.1).with_eps(0.2)
-    assert memory.shares_of(other, 7, within=0.5) is None
-    assert memory.shares_of(other, 7) is not None
+    assert warm_starts.parameters_of(other, 7, within=0.5) is None
+    assert warm_starts.parameters_of(other, 7) is not None
 
 
 def test_a_budget_is_kept_and_what_it_proves_is_proven():
@@ -193,7 +193,7 @@ def test_following_the_root_gains_radius():
 
 def test_a_step_over_a_cliff_is_taken_back():
     """Beyond a share of 0.1 what can be proven collapses for one task; the other is as if it were alone."""
-    sheet = Sheet({0: {"lower": torch.zeros(2, 1)}})
+    flat = FlatParameters({0: {"lower": torch.zeros(2, 1)}})
     asked = []
 
     def evaluate(relaxer: Relaxer, eps: torch.Tensor) -> torch.Tensor:
@@ -204,9 +204,9 @@ def test_a_step_over_a_cliff_is_taken_back():
         return torch.where(limit > 0, 1 - eps[:, None] / limit, torch.nan)
 
     learning = Learning(steps=12, rate=0.3, decay=True)
-    shares, eps = follow_root(evaluate, sheet, torch.ones(2).double(), 1.0, learning)
-    assert 0.05 < shares[0]["lower"][0, 0] < 0.12
-    assert shares[0]["lower"][1, 0] == 1
+    parameters, eps = follow_root(evaluate, flat, torch.ones(2).double(), 1.0, learning)
+    assert 0.05 < parameters[0]["lower"][0, 0] < 0.12
+    assert parameters[0]["lower"][1, 0] == 1
     assert 1.03 < eps[0] < 1.1 < eps[1]
     assert all(at[0] > 0.97 for at in asked)
 

@@ -205,8 +205,8 @@ def test_rivals_that_take_too_much_memory_are_left_out(tmp_path):
     region = LpBall(model.embed(TEXT), [1], 2)
     method = replace(buffet.METHODS["backward"], rivals=("lse", "o-buffet"))
     engine, rival = Engine(memory=10 << 20), buffet.METHODS["o-buffet"]
-    assert engine.holds(method.scene(model.program64, region.center, 0), method, region)
-    assert not engine.holds(rival.scene(model.program64, region.center, 0), rival, region)
+    assert engine.holds(method.clean_run(model.program64, region.center, 0), method, region)
+    assert not engine.holds(rival.clean_run(model.program64, region.center, 0), rival, region)
     assert verify(model, region, 1e-3, method, engine=engine).verdict == "certified"
     assert buffet.radius(model, region, method, engine=engine, tolerance=0.1).certified > 0
 

@@ -13,14 +13,14 @@ from buffet.lab.random_models import random_model
 from buffet.loading import ModelConfig
 from buffet.network import Affine, Apply, Bilinear, Input, Mix, Program, Scores
 from buffet.network.structure import attention_nodes, passages
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import PROPAGATIONS, Propagation, needed_boxes
 from buffet.propagation.substitution import Bounds
 from buffet.propagation.walk import bound_nodes, margins
 from buffet.regions import Box as BoxRegion
 from buffet.regions import CandidateSet, LpBall, Region
 from buffet.relaxations.elementwise import relax
-from buffet.relaxations.linear import LinesPiece, Piece
+from buffet.relaxations.enclosures import Enclosure, LinesEnclosure
 from buffet.relaxations.products import planes
 from buffet.relaxations.softmax import decompose
 
@@ -37,7 +37,7 @@ ALL = {**PROPAGATIONS, "window": replace(PROPAGATIONS["backward"], window=1)}
 TURNS = [(list(VARIANTS)[turn % len(VARIANTS)], name) for turn, name in enumerate(ALL)]
 
 
-def lines_and_planes(bounds: Bounds, index: int) -> Piece:
+def lines_and_planes(bounds: Bounds, index: int) -> Enclosure:
     """The default relaxations."""
     node = bounds.nodes[index]
     clean = tuple(bounds.clean[i] for i in node.inputs)
@@ -46,7 +46,7 @@ def lines_and_planes(bounds: Bounds, index: int) -> Piece:
         return planes(node.op, clean, *boxes, dtype=bounds.dtype)
     assert isinstance(node.op, Apply)
     lines = relax(node.op.function, clean[0], boxes[0].lower, boxes[0].upper, dtype=bounds.dtype)
-    return LinesPiece(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
+    return LinesEnclosure(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
 
 
 @cache
@@ -75,8 +75,8 @@ def rows() -> Tensor:
 
 
 @cache
-def scene_of(variant: str, layers: int = LAYERS) -> Scene:
-    return Scene(*decompose(program_of(variant, layers), rows()))
+def clean_run_of(variant: str, layers: int = LAYERS) -> CleanRun:
+    return CleanRun(*decompose(program_of(variant, layers), rows()))
 
 
 def ball(eps: list[float]) -> LpBall:
@@ -90,8 +90,8 @@ def bounds_of(
     dtype: torch.dtype = torch.float64,
     chunk_bytes: int = 4 << 20,
 ) -> Bounds:
-    scene = scene_of(variant)
-    return bound_nodes(scene, region, lines_and_planes, propagation, dtype=dtype, chunk_bytes=chunk_bytes)
+    clean_run = clean_run_of(variant)
+    return bound_nodes(clean_run, region, lines_and_planes, propagation, dtype=dtype, chunk_bytes=chunk_bytes)
 
 
 def margins_of(variant: str, region: Region, propagation: Propagation, **engine: object) -> Tensor:
@@ -117,7 +117,7 @@ def ancestors(program: Program, index: int, without: int | None = None) -> set[i
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_attention_nodes(variant, decomposed):
     """Queries, keys, values, mixes, and all that lies between scores and mixes; nothing else."""
-    program = scene_of(variant).program if decomposed else program_of(variant)
+    program = clean_run_of(variant).program if decomposed else program_of(variant)
     found = attention_nodes(program)
     expected: set[int] = set()
     scores = [i for i, n in enumerate(program.nodes) if isinstance(n.op, Scores)]
@@ -136,7 +136,7 @@ def test_attention_nodes(variant, decomposed):
 @pytest.mark.parametrize("decomposed", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_passages_separate_every_attention_layer_from_the_input(variant, decomposed):
-    program = scene_of(variant, 3).program if decomposed else program_of(variant, 3)
+    program = clean_run_of(variant, 3).program if decomposed else program_of(variant, 3)
     found = sorted(passages(program))
     scores = [i for i, n in enumerate(program.nodes) if isinstance(n.op, Scores)]
     assert len(found) == len(scores) == 3
@@ -153,7 +153,7 @@ def test_passages_separate_every_attention_layer_from_the_input(variant, decompo
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_needed_boxes(variant):
     """What products, activations and softmax read, unless its box is exact: the input, a function's value."""
-    program = scene_of(variant).program
+    program = clean_run_of(variant).program
     needed = needed_boxes(program)
     for node in program.nodes:
         for source in node.inputs:
@@ -166,7 +166,7 @@ def test_needed_boxes(variant):
 
 
 def test_kept_forms():
-    program = scene_of("post, cls").program
+    program = clean_run_of("post, cls").program
     assert ALL["interval"].kept(program) == frozenset()
     assert ALL["backward"].kept(program) == frozenset()
     assert ALL["forward"].kept(program) == frozenset(range(1, len(program.nodes)))
@@ -262,14 +262,14 @@ def test_every_node_stays_in_its_box_over_candidates_in_single_precision():
 
 
 def check_nodes(variant: str, propagation: Propagation, region: Region, dtype: torch.dtype) -> None:
-    scene, bounds = scene_of(variant), bounds_of(variant, region, propagation, dtype)
+    clean_run, bounds = clean_run_of(variant), bounds_of(variant, region, propagation, dtype)
     delta = region.sample(60, torch.Generator().manual_seed(1))
-    values = scene.program.values(region.points(delta))
+    values = clean_run.program.values(region.points(delta))
     extended = torch.cat([delta.flatten(2), torch.ones(*delta.shape[:2], 1)], -1)
-    assert needed_boxes(scene.program) <= bounds.boxes.keys()
+    assert needed_boxes(clean_run.program) <= bounds.boxes.keys()
     for index, value in enumerate(values):
-        deviation, where = value - scene.clean[index], (index, scene.program.nodes[index].op)
-        slack = 1e-12 * (1 + value.abs() + scene.clean[index].abs())
+        deviation, where = value - clean_run.clean[index], (index, clean_run.program.nodes[index].op)
+        slack = 1e-12 * (1 + value.abs() + clean_run.clean[index].abs())
         if index in bounds.boxes:
             assert holds(deviation, bounds.boxes[index].lower, bounds.boxes[index].upper, slack), where
         if index in bounds.forms:

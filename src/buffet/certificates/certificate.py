@@ -24,9 +24,9 @@ from buffet.errors import BuffetError
 from buffet.loading import Model
 from buffet.methods import Method, method_named
 from buffet.network import Program
-from buffet.optimisation.context import Control
-from buffet.optimisation.warm_starts import Memory
-from buffet.propagation.clean_run import Scene
+from buffet.optimisation.context import Context
+from buffet.optimisation.warm_starts import WarmStarts
+from buffet.propagation.clean_run import CleanRun
 from buffet.query import clean_answer, sized
 from buffet.regions import Region
 from buffet.regions.base import Description
@@ -115,7 +115,7 @@ def certify(
     """
     if model.directory is None:
         raise BuffetError(
-            "certificate: the model is in memory only; a certificate names the files of a directory"
+            "certificate: the model is in warm_starts only; a certificate names the files of a directory"
         )
     try:
         checkpoint = read_checkpoint(model.directory)
@@ -141,7 +141,7 @@ def certify(
             {
                 "method": ", ".join((used.propagation, used.product, used.softmax, used.optimise)),
                 "graph": GRAPHS[used.graph],
-                "nodes": kinds(proof.scene.program),
+                "nodes": kinds(proof.clean_run.program),
                 "region": described,
                 "margins": claimed[-1],
                 "derivations": proof.derivations,
@@ -168,24 +168,24 @@ def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tu
     except BuffetError:
         if method.cells == 1:
             raise
-        memory = Memory()
-        tree = tree_of_proofs(model, region, method, label, Engine(), Control(memory))
+        warm_starts = WarmStarts()
+        tree = tree_of_proofs(model, region, method, label, Engine(), Context(warm_starts))
         if tree is None:
             raise
     parts = [leaf.part if region.eps is None else leaf.part.with_eps(region.eps) for leaf in tree.leaves]
-    return [(part, *_first_proof(model, part, method, label, memory)) for part in parts]
+    return [(part, *_first_proof(model, part, method, label, warm_starts)) for part in parts]
 
 
 def _first_proof(
-    model: Model, region: Region, method: Method, label: int, memory: Memory | None = None
+    model: Model, region: Region, method: Method, label: int, warm_starts: WarmStarts | None = None
 ) -> tuple[Method, Proof]:
     """A proof by the method, which may remember something, or one of its rivals, the cheapest first."""
     best = -math.inf
     for candidate in Ladder.of(method, model.program64):
-        scene = candidate.scene(model.program64, region.center, label)
-        for learned in _learned(candidate, scene, region, memory if candidate is method else None):
+        clean_run = candidate.clean_run(model.program64, region.center, label)
+        for learned in _learned(candidate, clean_run, region, warm_starts if candidate is method else None):
             for room in ROOMS:
-                proof = prove(scene, region, candidate, learned, room)
+                proof = prove(clean_run, region, candidate, learned, room)
                 least = float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
                 if 0 < least < math.inf:
                     return candidate, proof
@@ -198,7 +198,7 @@ def _first_proof(
 
 
 def _learned(
-    method: Method, scene: Scene, region: Region, memory: Memory | None
+    method: Method, clean_run: CleanRun, region: Region, warm_starts: WarmStarts | None
 ) -> Iterator[dict[int, dict[int, Parameters]]]:
     """Choices to try: none learned, where a method starts from that, and then what it learns."""
     optimiser = method.optimiser
@@ -206,7 +206,7 @@ def _learned(
         yield {}
     if optimiser.learns:
         learned: dict[int, dict[int, Parameters]] = {}
-        method.bound(scene, region, control=Control(memory, learned=learned))
+        method.bound(clean_run, region, context=Context(warm_starts, learned=learned))
         yield learned
 
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
 from buffet.methods import Method
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import Derivation, first_row, plan_of
 from buffet.propagation.substitution import Bounds
 from buffet.propagation.walk import bound_nodes, margins
 from buffet.regions import Region
-from buffet.relaxations.linear import Piece
+from buffet.relaxations.enclosures import Enclosure
 from buffet.relaxations.relaxation import Choice, Parameters, Site
 from buffet.relaxations.table import Relaxer, relaxation_of
 
@@ -51,7 +51,7 @@ class Recorder:
     relaxer: Relaxer
     chosen: dict[int, Tensors] = field(default_factory=dict)
 
-    def __call__(self, bounds: Bounds, index: int) -> Piece:
+    def __call__(self, bounds: Bounds, index: int) -> Enclosure:
         site = Site(bounds, index)
         relaxation = relaxation_of(site.node.op)
         choices = relaxation.complete(site, self.relaxer.choices(site))
@@ -67,7 +67,7 @@ class Recorder:
 class Proof:
     """The proof of one task, as it grows: boxes, sets of choices, and how boxes are derived."""
 
-    scene: Scene
+    clean_run: CleanRun
     room: Room
     boxes: dict[int, Tensor] = field(default_factory=dict)
     sets: list[dict[int, Tensors]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Proof:
 
     def store(self, index: int, box: Box) -> Box:
         """The box as it is stored: float32, rounded outward."""
-        scale = 1 + self.scene.clean[index].abs()
+        scale = 1 + self.clean_run.clean[index].abs()
         slack = self.room.relative * (box.upper - box.lower) + self.room.absolute * scale
         ends = torch.stack([box.lower - slack, box.upper + slack], 1).float()
         outward = torch.tensor([-math.inf, math.inf]).view(1, 2, 1, 1)
@@ -105,7 +105,7 @@ class Proof:
         stops = derivation.stops if choices is None else frozenset()
         entry = {"nodes": list(nodes), "choices": choices or 0, "stops": sorted(stops), "keep": keep}
         self.derivations.append(entry)
-        pending = {first_row(bounds.scene.program, nodes[0])}
+        pending = {first_row(bounds.clean_run.program, nodes[0])}
         while pending:
             index = max(pending)
             pending.remove(index)
@@ -128,23 +128,27 @@ def _same(a: Tensors, b: Tensors) -> bool:
 
 
 def prove(
-    scene: Scene, region: Region, method: Method, learned: Mapping[int, Mapping[int, Parameters]], room: Room
+    clean_run: CleanRun,
+    region: Region,
+    method: Method,
+    learned: Mapping[int, Mapping[int, Parameters]],
+    room: Room,
 ) -> Proof:
     """Make a proof of one task with numbers that can be stored; its margins may turn out not to be positive.
 
     Args:
-        learned: shares that the method has learned for the boxes of nodes and, under the last node, for the
-        margin.
+        learned: parameters that the method has learned for the boxes of nodes and, under the last node, for
+            the margin.
     """
-    propagation, root = method.describe(), len(scene.program.nodes) - 1
+    propagation, root = method.describe(), len(clean_run.program.nodes) - 1
     end_to_end = method.optimiser.end_to_end and root in learned
     base = Recorder(Relaxer(method.product, learned[root] if end_to_end else {}))
-    proof = Proof(scene, room, sets=[base.chosen])
+    proof = Proof(clean_run, room, sets=[base.chosen])
 
     def tighten(bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         if nodes[0] not in learned:
             return bounds.boxes_of(nodes, stops)
-        upto = first_row(scene.program, nodes[0])
+        upto = first_row(clean_run.program, nodes[0])
         own = Recorder(Relaxer(method.product, learned[nodes[0]]))
         tuned = bounds.relaxed(own, bounds.dtype, upto=upto)
         proof.own[nodes[0]] = proof.keep(own.chosen)
@@ -152,24 +156,24 @@ def prove(
 
     with torch.no_grad():
         bounds = bound_nodes(
-            scene, region, base, propagation, dtype=torch.float64, tighten=tighten, store=proof.store
+            clean_run, region, base, propagation, dtype=torch.float64, tighten=tighten, store=proof.store
         )
-        if not propagation.linear or root not in bounds.pieces:  # boxes only, or a walk that has ended
+        if not propagation.linear or root not in bounds.enclosures:  # boxes only, or a walk that has ended
             proof.margins = margins(bounds, propagation)[0]
             return proof
-        plan = plan_of(scene.program, propagation)
+        plan = plan_of(clean_run.program, propagation)
         for derivation in plan.derivations.values():
             proof.derive(bounds, derivation)
         last: list[tuple[Tensor, Recorder | None]] = []
         if not propagation.to_input:
             last.append((margins(bounds, propagation)[0], None))
-        for shares in _last_choices(learned.get(root), end_to_end, propagation.to_input):
-            own = Recorder(Relaxer(method.product, shares))
+        for parameters in _last_choices(learned.get(root), end_to_end, propagation.to_input):
+            own = Recorder(Relaxer(method.product, parameters))
             fresh = bounds.relaxed(own, torch.float64)
             lower = fresh.margin(fresh.locals)
             if root in bounds.boxes:
                 lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
-            last.append(((scene.clean[root] + lower)[0], own))
+            last.append(((clean_run.clean[root] + lower)[0], own))
         proof.margins, chosen = max(last, key=lambda found: float(found[0].min().nan_to_num(-math.inf)))
     proof.derive(bounds, plan.margin, None if chosen is None else proof.keep(chosen.chosen))
     return proof

@@ -24,7 +24,7 @@ from buffet.engine import Engine, bound_margins
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
-from buffet.optimisation.context import Control
+from buffet.optimisation.context import Context
 from buffet.query import clean_answer
 from buffet.regions import LpBall, Region
 from buffet.report import (
@@ -288,7 +288,7 @@ def _verdicts(
     told, end = None, _end(request)
     if request.trace:
         ball, baseline = region.with_eps(request.eps), METHODS["baseline"]
-        plain = bound_margins(model, ball, baseline, label, engine, control=Control(deadline=end))
+        plain = bound_margins(model, ball, baseline, label, engine, context=Context(deadline=end))
         names = ["+".join(f"{i} {encoding.tokens[i]}" for i in words) for words in region.moved.tolist()]
         told = MarginTrace(names, plain.amin(-1).tolist())
     moves: Region = region.with_eps(request.eps)

@@ -1,7 +1,7 @@
 """How the parameters of relaxations are learned by gradient: optimisers (`table`), each owning its loop.
 
 optimiser      what an optimiser is, and the one that learns nothing
-margin         the parameters of the margin, boxes fixed; steps: how a search shares out the steps
+margin         the parameters of the margin, boxes fixed; steps: how a search parameters out the steps
 boxes          that, and the parameters behind the boxes
 end_to_end     every α, through the boxes that it changes
 starts         the parameters that learning starts from

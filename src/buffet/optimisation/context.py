@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from buffet.optimisation.warm_starts import Memory
+from buffet.optimisation.warm_starts import WarmStarts
 from buffet.relaxations.relaxation import Parameters
 
 
 @dataclass(frozen=True)
-class Control:
+class Context:
     """What a computation remembers, when it has to end, and who is told how it goes."""
 
-    memory: Memory | None = None
+    warm_starts: WarmStarts | None = None
     deadline: float | None = None  # on the clock of `time.perf_counter`
     trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
-    learned: dict[int, dict[int, Parameters]] | None = None  # takes the shares learned for every node
+    learned: dict[int, dict[int, Parameters]] | None = None  # takes the parameters learned for every node
 
     @property
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
-    def ahead(self, seconds: float) -> Control:
+    def ahead(self, seconds: float) -> Context:
         """The same, ending so many seconds earlier."""
         return self if self.deadline is None else replace(self, deadline=self.deadline - seconds)

@@ -1,4 +1,4 @@
-"""Rows over fixed boxes as functions of the shares, and their gradient, by one pass back and one forth.
+"""Rows over fixed boxes as functions of the parameters, and their gradient, by one pass back and one forth.
 
 A row is a linear function of some node, such as a margin. A lower bound of it is the value of a linear
 program: the smallest one of the network in which every operation lies between its lines. Its multipliers λ
@@ -9,7 +9,7 @@ bound. By the envelope theorem neither moves to first order, so
     d bound / d share = Σ λ · d line(v) / d share
 
 over the lines that were selected, with no graph in between. It all is in single precision and without any
-allowance for rounding: it serves to choose shares, whose bound is then computed by `bounds.substitution`.
+allowance for rounding: it serves to choose parameters, whose bound is then computed by `bounds.substitution`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.optimisation.dual_lines import Curve, Lines
-from buffet.optimisation.flat import Gradient, Sheet
+from buffet.optimisation.flat import FlatParameters, Gradient
 from buffet.propagation.substitution import Bounds
 from buffet.regions import Region
 from buffet.relaxations.dual_passes import (
-    LinesLink,
-    Link,
-    LocalLink,
+    DualPass,
+    LinesDual,
+    LocalDual,
     State,
-    linear_link,
+    linear_dual,
 )
 from buffet.relaxations.relaxation import Parameters, Site
 from buffet.relaxations.table import relaxation_of
@@ -41,17 +41,17 @@ MOVED = -1
 
 @dataclass(frozen=True)
 class Step:
-    """A node of the walk: its link, the nodes it reads, and how many of their tokens (None: all it has)."""
+    """A node of the walk: its dual, the nodes it reads, and how many of their tokens (None: all it has)."""
 
     index: int
-    link: Link
+    dual: DualPass
     sources: tuple[int, ...]
     cuts: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Lagrangian:
-    """Lower bounds of rows as functions of the shares of the nonlinear nodes before them."""
+    """Lower bounds of rows as functions of the parameters of the nonlinear nodes before them."""
 
     region: Region
     rows: Float[Tensor, "tokens features rows"]  # what they read of the last node
@@ -77,61 +77,61 @@ class Lagrangian:
         curves: list[Curve] = []
         for index in sorted(tokens):
             if local := bounds.locals.get(index):
-                steps.append(Step(index, LocalLink.over(local, tokens[index], dtype), (MOVED,), (None,)))
+                steps.append(Step(index, LocalDual.over(local, tokens[index], dtype), (MOVED,), (None,)))
                 continue
             node, sources = bounds.nodes[index], bounds.nodes[index].followed
             if node.op.linear:
-                link = linear_link(node.op, bounds.clean[sources[0]], dtype)
+                dual = linear_dual(node.op, bounds.clean[sources[0]], dtype)
             else:
-                link = relaxation_of(node.op).dual_pass(Site(bounds, index), tokens[index], dtype)
-            if isinstance(link, LinesLink):
-                curves.append(link.curve)
+                dual = relaxation_of(node.op).dual_pass(Site(bounds, index), tokens[index], dtype)
+            if isinstance(dual, LinesDual):
+                curves.append(dual.curve)
             read = [node.op.reads(place, tokens[index], tokens[i]) for place, i in enumerate(sources)]
             cuts = [None if n == tokens[i] else n for i, n in zip(sources, read, strict=True)]
-            steps.append(Step(index, link, sources, tuple(cuts)))
+            steps.append(Step(index, dual, sources, tuple(cuts)))
         clean = (rows * bounds.clean[root][: len(rows), :, None]).sum((0, 1))
         lines = Lines.over(curves)
         return Lagrangian(bounds.region, rows, clean, tokens, tuple(steps), lines, bounds.check_time)
 
-    def bound(self, sheet: Sheet) -> tuple[Float[Tensor, "tasks rows"], Gradient]:
+    def bound(self, flat: FlatParameters) -> tuple[Float[Tensor, "tasks rows"], Gradient]:
         """Lower bounds of the rows, up to rounding, and how to get their gradient."""
-        values, dtype = sheet.values.detach(), self.rows.dtype
+        values, dtype = flat.values.detach(), self.rows.dtype
         with torch.inference_mode():
-            shares = sheet.current if values.dtype == dtype else sheet.reading(values.to(dtype))
-            lower, states = self._passes(self._read(shares))
+            parameters = flat.current if values.dtype == dtype else flat.reading(values.to(dtype))
+            lower, states = self._passes(self._read(parameters))
 
         def gradient(weights: Tensor) -> Tensor:
             total = torch.zeros_like(values)
             with torch.inference_mode():
-                found = self._read(sheet.reading(total))
+                found = self._read(flat.reading(total))
                 weighted = weights.to(dtype)[:, None, None]
                 for step in self.steps:
                     if step.index in found:
-                        for key, part in step.link.gradient(states[step.index], weighted).items():
+                        for key, part in step.dual.gradient(states[step.index], weighted).items():
                             share = found[step.index][key]  # of size 1 along an axis that all share it on
                             share.copy_(part.sum_to_size(share.shape))
             return total
 
         return lower.clone(), gradient
 
-    def _read(self, shares: Mapping[int, Parameters]) -> dict[int, Parameters]:
-        """The shares that the rows depend on, of the tokens that they read."""
+    def _read(self, parameters: Mapping[int, Parameters]) -> dict[int, Parameters]:
+        """The parameters that the rows depend on, of the tokens that they read."""
         return {
-            i: {key: share if share.shape[1] == n else share[:, :n] for key, share in shares[i].items()}
+            i: {key: share if share.shape[1] == n else share[:, :n] for key, share in parameters[i].items()}
             for i, n in self.tokens.items()
-            if i in shares
+            if i in parameters
         }
 
-    def _passes(self, shares: Mapping[int, Parameters]) -> tuple[Tensor, dict[int, State]]:
-        """The bounds, and what every link knows afterwards."""
+    def _passes(self, parameters: Mapping[int, Parameters]) -> tuple[Tensor, dict[int, State]]:
+        """The bounds, and what every dual knows afterwards."""
         states: dict[int, State] = {}
-        lines = self.lines(shares, self.rows.dtype) if self.lines else {}
+        lines = self.lines(parameters, self.rows.dtype) if self.lines else {}
         pending = {self.steps[-1].index: self.rows.expand(self.region.tasks, *self.rows.shape)}
         for step in reversed(self.steps):
             self.check_time()
             i = step.index
-            given = lines.get(i, {}) if isinstance(step.link, LinesLink) else shares.get(i, {})
-            found, states[i] = step.link.pull(pending.pop(i), given)
+            given = lines.get(i, {}) if isinstance(step.dual, LinesDual) else parameters.get(i, {})
+            found, states[i] = step.dual.pull(pending.pop(i), given)
             for source, part in zip(step.sources, found, strict=True):
                 pending[source] = _plus(pending[source], part) if source in pending else part
         form = pending.pop(MOVED)
@@ -142,7 +142,7 @@ class Lagrangian:
                 values[i] if n is None else values[i][:, :n]
                 for i, n in zip(step.sources, step.cuts, strict=True)
             ]
-            values[step.index], states[step.index] = step.link.push(states[step.index], *read)
+            values[step.index], states[step.index] = step.dual.push(states[step.index], *read)
         return self.clean + (self.rows * values[step.index]).sum((1, 2)), states
 
 

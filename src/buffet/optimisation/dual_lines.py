@@ -1,4 +1,4 @@
-"""All free lines of a network over fixed boxes, made of their shares in a few operations on all of them.
+"""All free lines of a network over fixed boxes, made of their parameters in a few operations on all of them.
 
 A share is a slope k between the least and the largest useful one, and the line of that slope touches where
 ``f(x) − k·x`` is smallest (lower line) or largest in the box. Nothing is rounded safely; `bounds.relaxations`
@@ -69,9 +69,11 @@ class Lines:
         together = (torch.cat(column, 1) for column in zip(*(whole for _, whole in found), strict=True))
         return Lines(tuple(place for place, _ in found), *together)
 
-    def __call__(self, shares: Mapping[int, Parameters], dtype: torch.dtype) -> dict[int, dict[str, Line]]:
+    def __call__(
+        self, parameters: Mapping[int, Parameters], dtype: torch.dtype
+    ) -> dict[int, dict[str, Line]]:
         """The lines that have a share, by node and side."""
-        given = [shares.get(p.index, {}).get(p.side) for p in self.places]
+        given = [parameters.get(p.index, {}).get(p.side) for p in self.places]
         rows = [
             self.least.new_zeros(len(self.least), p.size) if share is None else share.flatten(1)
             for p, share in zip(self.places, given, strict=True)

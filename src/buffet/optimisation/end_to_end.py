@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.optimisation.adam import Adam
-from buffet.optimisation.context import Control
-from buffet.optimisation.flat import Best, Gradient, Sheet
+from buffet.optimisation.context import Context
+from buffet.optimisation.flat import Best, FlatParameters, Gradient
 from buffet.optimisation.margin import learn, started
 from buffet.optimisation.optimiser import Margins, Optimiser, Problem
 from buffet.optimisation.steps import Learning, StepPlan
@@ -36,60 +36,60 @@ class EndToEnd(Optimiser):
     end_to_end = True
     plan: ClassVar[StepPlan] = StepPlan(first=0.12, other=0.12, near=0.0, faster=6.0, reach=0.4)
 
-    def _recall(self, problem: Problem, control: Control) -> Margins | None:
-        if control.memory is None:
+    def _recall(self, problem: Problem, context: Context) -> Margins | None:
+        if context.warm_starts is None:
             return None
-        known = control.memory.shares_of(problem.region, problem.root, within=self.plan.reach)
-        return problem.margins_with(known, control.deadline) if known else None
+        known = context.warm_starts.parameters_of(problem.region, problem.root, within=self.plan.reach)
+        return problem.margins_with(known, context.deadline) if known else None
 
-    def _improve(self, problem: Problem, bounds: Bounds, control: Control, spent: float) -> Margins:
-        early = control.ahead(EVALUATIONS * spent)
+    def _improve(self, problem: Problem, bounds: Bounds, context: Context, spent: float) -> Margins:
+        early = context.ahead(EVALUATIONS * spent)
 
-        def evaluate(sheet: Sheet) -> tuple[Tensor, Gradient]:
+        def evaluate(flat: FlatParameters) -> tuple[Tensor, Gradient]:
             with torch.enable_grad():
-                found = problem.margins_with(sheet.shares, early.deadline)
-            return found.detach(), lambda weights: sheet.gradient(found, weights)
+                found = problem.margins_with(flat.parameters, early.deadline)
+            return found.detach(), lambda weights: flat.gradient(found, weights)
 
-        learning = problem.learning.traced(control.trace is not None)
-        parameters = learn(bounds, evaluate, learning, self.plan, only_alphas=True, control=early)
-        return problem.margins_with(parameters, control.deadline)
+        learning = problem.learning.traced(context.trace is not None)
+        parameters = learn(bounds, evaluate, learning, self.plan, only_alphas=True, context=early)
+        return problem.margins_with(parameters, context.deadline)
 
     def follow(
-        self, problem: Problem, region: Region, eps: Float[Tensor, "tasks"], control: Control
+        self, problem: Problem, region: Region, eps: Float[Tensor, "tasks"], context: Context
     ) -> Float[Tensor, "tasks"]:
-        """Learn every α at the edge of what can be proven, and keep them in the control's memory.
+        """Learn every α at the edge of what can be proven, and keep them in the context's warm starts.
 
         Returns about the largest ε they prove, from a start at `eps`.
         """
-        assert control.memory is not None
+        assert context.warm_starts is not None
 
         def evaluate(relaxer: Relaxer, eps: Tensor) -> Tensor:
-            return problem.over(region.with_eps(eps)).margins(relaxer, control.deadline)
+            return problem.over(region.with_eps(eps)).margins(relaxer, context.deadline)
 
         learning = problem.learning.shared(self.plan, known=False, moved=torch.inf)
         with torch.no_grad():
             try:
                 relaxer = Relaxer(problem.product)
-                bounds = problem.over(region.with_eps(eps)).walk(relaxer, deadline=control.deadline)
-                if problem.root not in bounds.pieces:
+                bounds = problem.over(region.with_eps(eps)).walk(relaxer, deadline=context.deadline)
+                if problem.root not in bounds.enclosures:
                     return eps
-                sheet = started(
+                flat = started(
                     bounds,
                     learning.start,
-                    lambda sheet: evaluate(Relaxer(learned=sheet.shares), eps),
+                    lambda flat: evaluate(Relaxer(learned=flat.parameters), eps),
                     only_alphas=True,
                 )
-                clean = float(problem.scene.clean[problem.root].min())
-                parameters, eps = follow_root(evaluate, sheet, eps, clean, learning)
+                clean = float(problem.clean_run.clean[problem.root].min())
+                parameters, eps = follow_root(evaluate, flat, eps, clean, learning)
             except OutOfTime:
                 return eps
-            control.memory.keep(region.with_eps(eps), problem.root, parameters)
+            context.warm_starts.keep(region.with_eps(eps), problem.root, parameters)
         return eps
 
 
 def follow_root(
     evaluate: Callable[[Relaxer, Tensor], Tensor],
-    sheet: Sheet,
+    flat: FlatParameters,
     eps: Float[Tensor, "tasks"],
     clean: float,
     learning: Learning,
@@ -102,16 +102,16 @@ def follow_root(
 
     Args:
         evaluate: margins under a relaxation at given sizes, differentiable in the parameters.
-        sheet: the parameters to start from, which are changed.
+        flat: the parameters to start from, which are changed.
         eps: where to start, about the largest ε proven so far.
         clean: the margin at ε = 0.
     """
-    adam, best, pace = Adam(sheet, learning.rate, BETAS), Best(sheet.values), torch.ones_like(eps)
-    values = sheet.values.detach()
+    adam, best, pace = Adam(flat, learning.rate, BETAS), Best(flat.values), torch.ones_like(eps)
+    values = flat.values.detach()
     for number in range(learning.steps):
         try:
             with torch.enable_grad():
-                margin = evaluate(Relaxer(learned=sheet.shares), eps).amin(-1)
+                margin = evaluate(Relaxer(learned=flat.parameters), eps).amin(-1)
                 loss = torch.nn.functional.softplus(-margin).sum()
         except OutOfTime:
             break
@@ -122,7 +122,7 @@ def follow_root(
         eps = torch.where(lost, best.margin, eps)
         pace = torch.where(lost, WAY_BACK * pace, pace)
         before = values.clone()
-        adam.descend(sheet.gradient(loss), 1 - number / learning.steps)
+        adam.descend(flat.gradient(loss), 1 - number / learning.steps)
         ahead, back = before.lerp(values, pace[:, None]), best.values.lerp(before, WAY_BACK)
         values.copy_(torch.where(lost[:, None], back, ahead))
-    return sheet.reading(values), eps
+    return flat.reading(values), eps

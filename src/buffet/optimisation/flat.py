@@ -1,4 +1,4 @@
-"""The learned shares of many nodes in one tensor, so that an optimiser's step is a few operations."""
+"""The learned parameters of many nodes in one tensor, so that an optimiser's step is a few operations."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from torch import Tensor
 from buffet.relaxations.relaxation import Parameters
 
 Gradient = Callable[[Float[Tensor, "tasks others"]], Float[Tensor, "tasks numbers"]]
-"""From weights of margins to the derivative of their weighted sum by every number of a sheet."""
+"""From weights of margins to the derivative of their weighted sum by every number of a flat."""
 
 
-class Sheet:
-    """Copies of shares side by side: `values`, from which gradients can be taken, holds those of a task in a
-    row."""
+class FlatParameters:
+    """Copies of parameters side by side.
 
-    def __init__(self, shares: Mapping[int, Parameters], dtype: torch.dtype = torch.float64) -> None:
-        self._names = [(index, key) for index, node in shares.items() for key in node]
-        self._nodes = list(shares)
-        given = [shares[index][key].detach() for index, key in self._names]
+    `values`, from which gradients can be taken, holds those of a task in a row.
+    """
+
+    def __init__(self, parameters: Mapping[int, Parameters], dtype: torch.dtype = torch.float64) -> None:
+        self._names = [(index, key) for index, node in parameters.items() for key in node]
+        self._nodes = list(parameters)
+        given = [parameters[index][key].detach() for index, key in self._names]
         self._shapes = [tuple(share.shape[1:]) for share in given]
         rows = [share.reshape(len(share), -1) for share in given]
         self._sizes = [row.shape[1] for row in rows]
@@ -30,8 +32,8 @@ class Sheet:
         self.values: Float[Tensor, "tasks numbers"] = together.to(dtype).requires_grad_()
 
     @property
-    def shares(self) -> dict[int, Parameters]:
-        """The shares by node, as views of the values."""
+    def parameters(self) -> dict[int, Parameters]:
+        """The parameters by node, as views of the values."""
         return self.reading(self.values)
 
     @cached_property
@@ -41,7 +43,7 @@ class Sheet:
             return self.reading(self.values.detach())
 
     def reading(self, values: Float[Tensor, "tasks numbers"]) -> dict[int, Parameters]:
-        """The shares by node that other values (or their gradient) stand for, as views of them."""
+        """The parameters by node that other values (or their gradient) stand for, as views of them."""
         named: dict[int, Parameters] = {index: {} for index in self._nodes}
         if not self._names:
             return named
@@ -51,12 +53,12 @@ class Sheet:
         return named
 
     def gradient(self, found: Tensor, weights: Tensor | None = None) -> Float[Tensor, "tasks numbers"]:
-        """That of a number (or of a weighted sum of numbers) that was computed from `shares`."""
+        """That of a number (or of a weighted sum of numbers) that was computed from `parameters`."""
         return torch.autograd.grad(found, [self.values], weights)[0]
 
 
 class Best:
-    """For every task the values of a sheet that had the largest margin (or whatever is to grow) so far."""
+    """For every task the values of a flat that had the largest margin (or whatever is to grow) so far."""
 
     def __init__(self, values: Float[Tensor, "tasks numbers"]) -> None:
         self.values = values.detach().clone()

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.optimisation.context import Control
+from buffet.optimisation.context import Context
 from buffet.optimisation.steps import Learning
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import Propagation
 from buffet.propagation.substitution import Bounds, OutOfTime
 from buffet.propagation.walk import Tighten, bound_nodes, margins
@@ -34,7 +34,7 @@ Margins = Float[Tensor, "tasks others"]
 class Problem:
     """Margins of the tasks of a region that are to be bounded, and everything but how to learn."""
 
-    scene: Scene
+    clean_run: CleanRun
     region: Region
     propagation: Propagation
     product: str  # how α is chosen where it is not learned
@@ -44,7 +44,7 @@ class Problem:
 
     @property
     def root(self) -> int:
-        return len(self.scene.program.nodes) - 1
+        return len(self.clean_run.program.nodes) - 1
 
     def over(self, region: Region) -> Problem:
         """The same over another region of the same sentence."""
@@ -52,7 +52,7 @@ class Problem:
 
     def walk(self, relaxer: Relaxer, *, deadline: float | None, tighten: Tighten = Bounds.boxes_of) -> Bounds:
         return bound_nodes(
-            self.scene,
+            self.clean_run,
             self.region,
             relaxer,
             self.propagation,
@@ -71,7 +71,7 @@ class Problem:
 
     def nothing(self) -> Margins:
         """No bounds at all."""
-        clean = self.scene.clean[self.root]
+        clean = self.clean_run.clean[self.root]
         return clean.new_full((self.region.tasks, clean.shape[-1]), torch.nan)
 
 
@@ -83,28 +83,28 @@ class Optimiser(ABC):
     margin_only: ClassVar[bool] = False  # whether nothing but the margin's own bounds is learned
     end_to_end: ClassVar[bool] = False  # whether gradients pass through the boxes that parameters change
 
-    def bound(self, problem: Problem, control: Control) -> Margins:
+    def bound(self, problem: Problem, context: Context) -> Margins:
         """Lower bounds of the margins over the region; NaN where there is none.
 
-        What is learned is kept in the control's memory, and taken up again by later calls for the same words.
-        With a trace, all steps are taken whether or not the tasks are proven.
+        What is learned is kept in the context's warm starts, and taken up again by later calls for the same
+        words. With a trace, all steps are taken whether or not the tasks are proven.
         """
         begin = time.perf_counter()
         try:
             with self._no_gradients():
-                if (known := self._recall(problem, control)) is not None:
+                if (known := self._recall(problem, context)) is not None:
                     return known
-                relaxer, tighten = Relaxer(problem.product), self._tighten(problem, control)
-                bounds = problem.walk(relaxer, deadline=control.deadline, tighten=tighten)
+                relaxer, tighten = Relaxer(problem.product), self._tighten(problem, context)
+                bounds = problem.walk(relaxer, deadline=context.deadline, tighten=tighten)
                 found = margins(bounds, problem.propagation)
         except OutOfTime:
             return problem.nothing()
         learns = self.learns and problem.propagation.linear
-        if not learns or self._settled(problem, bounds, found, control):
+        if not learns or self._settled(problem, bounds, found, context):
             return found
         try:
             with torch.no_grad():
-                better = self._improve(problem, bounds, control, time.perf_counter() - begin)
+                better = self._improve(problem, bounds, context, time.perf_counter() - begin)
         except OutOfTime:
             return found
         return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
@@ -112,22 +112,22 @@ class Optimiser(ABC):
     def _no_gradients(self) -> AbstractContextManager[object]:
         return torch.inference_mode()
 
-    def _recall(self, problem: Problem, control: Control) -> Margins | None:
+    def _recall(self, problem: Problem, context: Context) -> Margins | None:
         """The margins, where what was found for the same words before is as good as finding it again."""
         return None
 
-    def _tighten(self, problem: Problem, control: Control) -> Tighten:
+    def _tighten(self, problem: Problem, context: Context) -> Tighten:
         """How boxes are made from linear forms that are not kept."""
         return Bounds.boxes_of
 
-    def _settled(self, problem: Problem, bounds: Bounds, found: Margins, control: Control) -> bool:
+    def _settled(self, problem: Problem, bounds: Bounds, found: Margins, context: Context) -> bool:
         """Whether there is nothing to learn, or nothing to learn from as the walk has ended early."""
-        proven = (found > 0).all(-1) & (control.memory is None)
-        settled = bool((proven | found.isnan().any(-1)).all()) and not control.trace
-        return settled or control.expired or problem.root not in bounds.pieces
+        proven = (found > 0).all(-1) & (context.warm_starts is None)
+        settled = bool((proven | found.isnan().any(-1)).all()) and not context.trace
+        return settled or context.expired or problem.root not in bounds.enclosures
 
     @abstractmethod
-    def _improve(self, problem: Problem, bounds: Bounds, control: Control, spent: float) -> Margins:
+    def _improve(self, problem: Problem, bounds: Bounds, context: Context, spent: float) -> Margins:
         """Margins with learned parameters; `bounds` took so many seconds without them."""
 
 
@@ -136,7 +136,7 @@ class NotLearned(Optimiser):
 
     learns = False
 
-    def _improve(self, problem: Problem, bounds: Bounds, control: Control, spent: float) -> Margins:
+    def _improve(self, problem: Problem, bounds: Bounds, context: Context, spent: float) -> Margins:
         raise AssertionError("nothing is learned")
 
 
@@ -149,20 +149,20 @@ class RuleKept(NotLearned):
 
     DOWN_TO: ClassVar[float] = 0.5  # α chosen at one ε are kept for all larger ones, and down to this share
 
-    def _recall(self, problem: Problem, control: Control) -> Margins | None:
-        memory, region, root = control.memory, problem.region, problem.root
-        if memory is None:
+    def _recall(self, problem: Problem, context: Context) -> Margins | None:
+        warm_starts, region, root = context.warm_starts, problem.region, problem.root
+        if warm_starts is None:
             return None
-        asked = memory.lacking(region, root, self.DOWN_TO)
+        asked = warm_starts.lacking(region, root, self.DOWN_TO)
         known = sorted({*range(region.tasks)} - {*asked})
         parts: list[Tensor] = []
         if asked:
             some, chosen = region.select(asked), dict[int, Parameters]()
             relaxer = Relaxer(problem.product, chosen=chosen)
-            parts.append(problem.over(some).margins(relaxer, control.deadline))
-            memory.keep(some, root, chosen)
+            parts.append(problem.over(some).margins(relaxer, context.deadline))
+            warm_starts.keep(some, root, chosen)
         if known:
             some = region.select(known)
-            kept = memory.shares_of(some, root) or {}
-            parts.append(problem.over(some).margins_with(kept, control.deadline))
+            kept = warm_starts.parameters_of(some, root) or {}
+            parts.append(problem.over(some).margins_with(kept, context.deadline))
         return torch.cat(parts)[torch.tensor([*asked, *known]).argsort()]

@@ -1,4 +1,4 @@
-"""How to learn: the steps, their size, and how a radius search shares them out between its tasks."""
+"""How to learn: the steps, their size, and how a radius search parameters them out between its tasks."""
 
 from __future__ import annotations
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from buffet.network import Program
 from buffet.propagation.rounding import residual, roundings
-from buffet.relaxations.linear import Piece, exact_piece
+from buffet.relaxations.enclosures import Enclosure, exact_enclosure
 
 
 @dataclass(frozen=True)
-class Scene:
+class CleanRun:
     """A program that ends in margins, with its clean run on one sentence (both float64)."""
 
     program: Program
     clean: list[Tensor]
-    _exact: dict[torch.dtype, list[Piece | None]] = field(default_factory=dict)
+    _exact: dict[torch.dtype, list[Enclosure | None]] = field(default_factory=dict)
 
     @cached_property
     def residuals(self) -> list[Tensor]:
@@ -34,13 +34,13 @@ class Scene:
         """How far sums may be off in a precision, relative to the sizes of their terms."""
         return roundings(self.program, self.clean, dtype)
 
-    def exact(self, dtype: torch.dtype) -> list[Piece | None]:
-        """The piece of every linear operation, made once per precision; None for the nonlinear ones."""
+    def exact(self, dtype: torch.dtype) -> list[Enclosure | None]:
+        """The enclosure of every linear operation, made once per precision; None for the nonlinear ones."""
         if dtype not in self._exact:
-            # The pieces outlive the call: ordinary tensors, even if this call needs no gradients.
+            # The enclosures outlive the call: ordinary tensors, even if this call needs no gradients.
             with torch.inference_mode(False):
                 self._exact[dtype] = [
-                    exact_piece(n.op, tuple(self.clean[i] for i in n.inputs), dtype)
+                    exact_enclosure(n.op, tuple(self.clean[i] for i in n.inputs), dtype)
                     for n in self.program.nodes
                 ]
         return self._exact[dtype]

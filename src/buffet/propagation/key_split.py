@@ -20,7 +20,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Rows
 from buffet.network import Bilinear, Node, Scores, Softmax
-from buffet.relaxations.linear import PlanesPiece
+from buffet.relaxations.enclosures import PlanesEnclosure
 
 
 def splits(
@@ -51,9 +51,11 @@ def pays(rows: int, op: Bilinear) -> bool:
     return rows > 4 * op.heads
 
 
-def key_rows(piece: PlanesPiece, keys: int) -> Rows:
+def key_rows(enclosure: PlanesEnclosure, keys: int) -> Rows:
     """The key parts of all scores, then of their negatives, as rows of the keys, a group for each of them."""
-    both = torch.stack([piece.y_lower, -piece.y_upper], 1)  # tasks, sides, queries, heads, keys, depth
+    both = torch.stack(
+        [enclosure.y_lower, -enclosure.y_upper], 1
+    )  # tasks, sides, queries, heads, keys, depth
     both = both.expand(-1, -1, -1, -1, keys, -1)
     own = torch.diag_embed(both.movedim(3, -1))  # ..., queries, keys, depth, heads read, heads
     coefs = own.permute(0, 3, 5, 4, 1, 6, 2)
@@ -61,27 +63,27 @@ def key_rows(piece: PlanesPiece, keys: int) -> Rows:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyForms:
     """Lower forms of the key parts of all scores (heads × keys) and of their negatives, by query.
 
     The last input is the constant. Those of the query's own token are 0.
     """
 
-    piece: PlanesPiece
+    enclosure: PlanesEnclosure
     forms: Float[Tensor, "tasks queries inputs terms"]
 
     @staticmethod
     def of(
-        piece: PlanesPiece,
+        enclosure: PlanesEnclosure,
         coefs: Float[Tensor, "tasks inputs keys rows"],
         constant: Float[Tensor, "#tasks keys rows"],
-    ) -> Keys:
+    ) -> KeyForms:
         """From the substituted `key_rows`."""
         whole = torch.cat([coefs, constant.expand(len(coefs), -1, -1).unsqueeze(1)], 1)
-        whole = whole.unflatten(3, (2, piece.op.heads, -1))  # tasks, inputs, keys, sides, heads, queries
+        whole = whole.unflatten(3, (2, enclosure.op.heads, -1))  # tasks, inputs, keys, sides, heads, queries
         forms = whole.permute(0, 5, 1, 3, 4, 2).clone()
         forms.diagonal(dim1=1, dim2=5).zero_()
-        return Keys(piece, forms.flatten(3))
+        return KeyForms(enclosure, forms.flatten(3))
 
     def pull(self, rows: Rows) -> tuple[tuple[Rows, ...], Tensor, Tensor]:
         """Diagonal rows of the scores to rows of the query and of the key of their own token.
@@ -89,14 +91,14 @@ class Keys:
         Also the coefficients of the input and the constants that the other keys come to.
         """
         positive, negative = rows.parts()
-        query, bias = self.piece.pull_x(rows)
+        query, bias = self.enclosure.pull_x(rows)
         weights = torch.cat([positive.coefs, -negative.coefs], 2)
         total = (self.forms[:, : rows.groups] @ weights).mT
         return (query, self._own(positive, negative)), total[..., :-1], total[..., -1] + bias
 
     def _own(self, positive: Rows, negative: Rows) -> Rows:
         """What diagonal rows of the scores read of the key of their own token."""
-        heads, groups = self.piece.op.heads, positive.groups
+        heads, groups = self.enclosure.op.heads, positive.groups
         keys = positive.coefs.shape[2] // heads
 
         def own(value: Tensor) -> Tensor:
@@ -104,6 +106,8 @@ class Keys:
             whole = value[:, :groups].expand(-1, groups, -1, keys, -1)
             return whole.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
-        lower, upper = (own(planes).unsqueeze(-1) for planes in (self.piece.y_lower, self.piece.y_upper))
+        lower, upper = (
+            own(planes).unsqueeze(-1) for planes in (self.enclosure.y_lower, self.enclosure.y_upper)
+        )
         above, below = (own(r.coefs.unflatten(2, (heads, -1))).unsqueeze(3) for r in (positive, negative))
         return Rows((above * lower + below * upper).flatten(2, 3), groups, diagonal=True)

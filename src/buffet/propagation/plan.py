@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from buffet.network import Affine, Program
 from buffet.network.structure import attention_nodes, layers_between, local_nodes, passages
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 
 Keeps = Callable[[Program], frozenset[int]]
 
@@ -139,25 +139,25 @@ def together(program: Program, nodes: frozenset[int]) -> dict[int, tuple[int, ..
     return {n: tuple(group) for group in groups.values() for n in group}
 
 
-def widest_rows(scene: Scene, root: int, stops: Collection[int]) -> int:
+def widest_rows(clean_run: CleanRun, root: int, stops: Collection[int]) -> int:
     """Coefficients that one feature of `root` (at all its tokens) has at the widest node on the way down."""
-    return max(row_entries(scene, root, stops))
+    return max(row_entries(clean_run, root, stops))
 
 
-def row_entries(scene: Scene, root: int, stops: Collection[int]) -> Iterator[int]:
+def row_entries(clean_run: CleanRun, root: int, stops: Collection[int]) -> Iterator[int]:
     """Coefficients that one feature of `root` (at all its tokens) has at every node on the way down.
 
     Rows read only their own token until they pass through attention; from there on every token.
     """
-    groups = scene.clean[root].shape[0]
+    groups = clean_run.clean[root].shape[0]
     pending = {root: False}
     for index in range(root, -1, -1):
         if index not in pending:
             continue
         dense = pending.pop(index)
-        tokens, features = scene.clean[index].shape
+        tokens, features = clean_run.clean[index].shape
         yield (tokens if dense else 1) * features * groups
         if index not in stops:
-            node = scene.program.nodes[index]
+            node = clean_run.program.nodes[index]
             for source in node.followed:
                 pending[source] = pending.get(source, False) or dense or node.op.mixes

@@ -3,7 +3,7 @@
 Bounds are bounds of deviations from the clean run. Floating point does three things to them:
 
     clean values err    The exact operation on the clean values it read is off its clean value by `residual`.
-    rows are rounded    If rows A pass a linear piece P, their new coefficients err by κu·|A||P|. With
+    rows are rounded    If rows A pass a linear enclosure P, their new coefficients err by κu·|A||P|. With
                         deviations of the inputs up to m, their `reach`, a form changes by κu·|A|(|P|m).
     numbers underflow   Each new coefficient may lose τ, whatever A is: τ·Σm in all.
 
@@ -209,7 +209,7 @@ class Errors:
     def of_push(self, index: int, inputs: Sequence[Sizes], slopes: Slopes | None) -> Sizes:
         """What is to be taken off a form that is made from forms of the inputs, of these sizes.
 
-        They may be larger than the boxes for which pieces have room.
+        They may be larger than the boxes for which enclosures have room.
         """
         reaches = self.reaches
         node = reaches.program.nodes[index]

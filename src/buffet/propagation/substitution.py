@@ -1,8 +1,8 @@
 """Backward substitution: rows of a node become linear forms of the input deviation.
 
-`Bounds` holds what is known of every node (box, linear piece, kept form) and turns rows of one node into
-lower linear bounds in the input, by pulling them through the pieces until every path has met a *stop*: a node
-whose bounds in the input are known.
+`Bounds` holds what is known of every node (box, linear enclosure, kept form) and turns rows of one node into
+lower linear bounds in the input, by pulling them through the enclosures until every path has met a *stop*: a
+node whose bounds in the input are known.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from buffet.bounds.fused import assembled
 from buffet.bounds.intervals import Box
 from buffet.network import Apply, Linear, Node
 from buffet.network.structure import local_nodes
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.descent import Descent
-from buffet.propagation.key_split import Keys, key_rows, pays, splits
+from buffet.propagation.key_split import KeyForms, key_rows, pays, splits
 from buffet.propagation.plan import first_row, widest_rows
 from buffet.propagation.rounding import Errors, Reaches
 from buffet.regions import Region
 from buffet.relaxations.elementwise import Side, slope_range
-from buffet.relaxations.linear import AddPiece, Piece, PlanesPiece
+from buffet.relaxations.enclosures import Enclosure, PlanesEnclosure, SumEnclosure
 
 ROUNDINGS = 16.0
 """Every concretised bound is widened by at least this many units of rounding, relative to its size."""
@@ -40,27 +40,27 @@ class OutOfTime(Exception):  # noqa: N818 (it is no mistake)
 
 @runtime_checkable
 class Relax(Protocol):
-    """How a nonlinear node becomes a linear piece, given what is known of the nodes before it."""
+    """How a nonlinear node becomes a linear enclosure, given what is known of the nodes before it."""
 
-    def __call__(self, bounds: Bounds, index: int, /) -> Piece: ...
+    def __call__(self, bounds: Bounds, index: int, /) -> Enclosure: ...
 
 
-class _Precise(dict[int, Piece]):
+class _Precise(dict[int, Enclosure]):
     """Pieces that turn to float64 when they are asked for: one row passes through few of them."""
 
-    def __getitem__(self, index: int) -> Piece:
+    def __getitem__(self, index: int) -> Enclosure:
         return super().__getitem__(index).to(torch.float64)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of the nodes of one scene over one region.
+    """What is known of the nodes of one clean_run over one region.
 
     The dictionaries are filled in the order of the nodes (`propagation.bound_nodes`); a node's entry never
     changes once a later node has been visited.
     """
 
-    scene: Scene
+    clean_run: CleanRun
     region: Region
     relax: Relax
     dtype: torch.dtype
@@ -69,19 +69,21 @@ class Bounds:
     deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
     boxes: dict[int, Box] = field(default_factory=dict)
     widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a tightened box, or NaN
-    pieces: dict[int, Piece] = field(default_factory=dict)
+    enclosures: dict[int, Enclosure] = field(default_factory=dict)
     forms: dict[int, Form] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
-    keys: dict[int, Keys] = field(default_factory=dict)  # of scores whose rows are split by token
+    key_forms: dict[int, KeyForms] = field(default_factory=dict)  # of scores whose rows are split by token
     ranges: dict[tuple[int, Side], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of `slopes`
     sizes: dict[int, Tensor] = field(
         default_factory=dict
     )  # of kept forms, as rounding errors scale with them
-    shares: list[Tensor] = field(default_factory=list)  # of tightened boxes that rounding may be, by task
+    rounding_shares: list[Tensor] = field(
+        default_factory=list
+    )  # of tightened boxes that rounding may be, by task
 
     @staticmethod
     def start(
-        scene: Scene,
+        clean_run: CleanRun,
         region: Region,
         relax: Relax,
         dtype: torch.dtype,
@@ -90,11 +92,11 @@ class Bounds:
     ) -> Bounds:
         """Nothing is known yet."""
         boxes: dict[int, Box] = {}
-        reaches = Reaches(scene.program, scene.clean, region, boxes, local_nodes(scene.program))
-        unit = scene.rounding(dtype)
-        exact, tiny = scene.rounding(torch.float64), torch.finfo(dtype).tiny
-        errors = Errors(reaches, scene.residuals, unit, exact, unit, tiny)
-        return Bounds(scene, region, relax, dtype, chunk_bytes, errors, deadline, boxes)
+        reaches = Reaches(clean_run.program, clean_run.clean, region, boxes, local_nodes(clean_run.program))
+        unit = clean_run.rounding(dtype)
+        exact, tiny = clean_run.rounding(torch.float64), torch.finfo(dtype).tiny
+        errors = Errors(reaches, clean_run.residuals, unit, exact, unit, tiny)
+        return Bounds(clean_run, region, relax, dtype, chunk_bytes, errors, deadline, boxes)
 
     @property
     def _unit(self) -> float:
@@ -102,11 +104,11 @@ class Bounds:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return self.scene.program.nodes
+        return self.clean_run.program.nodes
 
     @property
     def clean(self) -> list[Tensor]:
-        return self.scene.clean
+        return self.clean_run.clean
 
     def check_time(self) -> None:
         """Raise `OutOfTime` after the deadline."""
@@ -118,21 +120,21 @@ class Bounds:
         return not bool((self.boxes[index].widest(self.clean[index]) < limit).any())
 
     def relaxed(self, relax: Relax, dtype: torch.dtype, upto: int | None = None) -> Bounds:
-        """The same boxes with the pieces (of nodes up to `upto`) made anew, possibly in another precision.
+        """The same boxes with enclosures (of nodes up to `upto`) made anew, possibly in another precision.
 
         No forms are kept.
         """
-        unit = self.scene.rounding(dtype)
+        unit = self.clean_run.rounding(dtype)
         known, errors = self._locals(dtype), self.errors.anew(unit, unit, torch.finfo(dtype).tiny)
         fresh = replace(
             self,
             relax=relax,
             dtype=dtype,
             errors=errors,
-            pieces={},
+            enclosures={},
             forms={},
             locals=known,
-            keys={},
+            key_forms={},
             sizes={},
         )
         for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
@@ -140,15 +142,17 @@ class Bounds:
         return fresh
 
     def precise(self) -> Bounds:
-        """The same pieces and forms, with sums taken in float64: for the one row that decides."""
-        known, exact = self._locals(torch.float64), self.scene.exact(torch.float64)
-        unit, tiny = self.scene.rounding(torch.float64), torch.finfo(torch.float64).tiny
+        """The same enclosures and forms, with sums taken in float64: for the one row that decides."""
+        known, exact = self._locals(torch.float64), self.clean_run.exact(torch.float64)
+        unit, tiny = self.clean_run.rounding(torch.float64), torch.finfo(torch.float64).tiny
         errors = self.errors.anew(unit, self.errors.kept, tiny)
-        pieces = _Precise({i: exact[i] or piece for i, piece in self.pieces.items()})
-        for i, piece in pieces.items():
-            if isinstance(piece, AddPiece):
-                pieces[i] = piece.widened(errors.of_sum(i))
-        return replace(self, dtype=torch.float64, errors=errors, pieces=pieces, locals=known, keys={})
+        enclosures = _Precise({i: exact[i] or enclosure for i, enclosure in self.enclosures.items()})
+        for i, enclosure in enclosures.items():
+            if isinstance(enclosure, SumEnclosure):
+                enclosures[i] = enclosure.widened(errors.of_sum(i))
+        return replace(
+            self, dtype=torch.float64, errors=errors, enclosures=enclosures, locals=known, key_forms={}
+        )
 
     def _locals(self, dtype: torch.dtype) -> dict[int, Local]:
         """The exact forms in a precision."""
@@ -164,23 +168,23 @@ class Bounds:
             return
         alone = isinstance(node.op, Linear) and node.op.per_token
         if alone and node.inputs[0] in self.locals:
-            piece = self.scene.exact(torch.float64)[index]
-            assert piece
-            form = piece.push(Form.exactly(self.locals[node.inputs[0]].unrounded[None, None]))
+            enclosure = self.clean_run.exact(torch.float64)[index]
+            assert enclosure
+            form = enclosure.push(Form.exactly(self.locals[node.inputs[0]].unrounded[None, None]))
             matrix = form.lower[0, 0]
             self.locals[index] = Local(matrix.to(self.dtype), self.region.moved, matrix)
 
     def linearise(self, index: int, node: Node) -> None:
-        """Give a node its linear piece and, behind linear operations only, its exact form."""
+        """Give a node its linear enclosure and, behind linear operations only, its exact form."""
         if index not in self.locals:
             self.localise(index, node)
         if not node.is_input:
-            piece = self.scene.exact(self.dtype)[index] or self.relax(self, index)
-            error = piece.error(self.errors, index)
+            enclosure = self.clean_run.exact(self.dtype)[index] or self.relax(self, index)
+            error = enclosure.error(self.errors, index)
             # no intercept is a denormal number, by which processors multiply very slowly
             tiny = torch.finfo(self.dtype).tiny
-            self.pieces[index] = (
-                piece if error is None else piece.widened(error.clamp_min(tiny).to(self.dtype))
+            self.enclosures[index] = (
+                enclosure if error is None else enclosure.widened(error.clamp_min(tiny).to(self.dtype))
             )
 
     def stops(self, kept: Collection[int]) -> dict[int, Stop]:
@@ -226,10 +230,10 @@ class Bounds:
 
     def pushed(self, index: int, forms: Mapping[int, Form]) -> Form:
         """The form of a node from those of its inputs."""
-        piece = self.pieces[index]
-        form = piece.push(*forms.values())
+        enclosure = self.enclosures[index]
+        form = enclosure.push(*forms.values())
         sizes = [self.size_of(i, known) for i, known in forms.items()]
-        error = self.errors.of_push(index, sizes, piece.steepness())
+        error = self.errors.of_push(index, sizes, enclosure.steepness())
         error = error.to(form.sides).expand(form.sides.shape[1:-1])
         return form.plus(torch.stack([-error, error]))
 
@@ -247,7 +251,7 @@ class Bounds:
         form = coefs.unflatten(1, (self.region.moved.shape[1], self.region.width))
         return constant.double().abs() + self.region.spread(form, self.region.minimise(form)).double()
 
-    def _split(self, descent: Descent, index: int, rows: Rows, keys: Keys) -> None:
+    def _split(self, descent: Descent, index: int, rows: Rows, keys: KeyForms) -> None:
         """Rows of scores: what reads keys of other tokens arrives, query and key of their own token go on."""
         parts, coefs, constant = keys.pull(rows)
         descent.arrive(coefs, constant)
@@ -255,33 +259,37 @@ class Bounds:
             descent.go_on(source, part)
 
     def _pull(self, descent: Descent, index: int, rows: Rows, stops: Mapping[int, Stop]) -> None:
-        """Rows of any other node go through its piece and on to the nodes it reads."""
+        """Rows of any other node go through its enclosure and on to the nodes it reads."""
         inputs = self.nodes[index].inputs
         moved = [s.moved if isinstance(s := stops.get(i), Local) else None for i in inputs]
-        parts, constant = self.pieces[index].pull_moved(rows, moved)
+        parts, constant = self.enclosures[index].pull_moved(rows, moved)
         descent.leave(constant)
-        # A piece need not use all its inputs: softmax only looks at the differences of its scores.
+        # A enclosure need not use all its inputs: softmax only looks at the differences of its scores.
         for source, part in zip(inputs, parts, strict=False):
             if part.moved:
                 descent.arrive(*stops[source].compose(part))
             else:
                 descent.go_on(source, part)
 
-    def _keys(self, root: int, index: int, rows: Rows, stops: Mapping[int, Stop]) -> Keys | None:
+    def _keys(self, root: int, index: int, rows: Rows, stops: Mapping[int, Stop]) -> KeyForms | None:
         """Forms of the keys that rows of `root` read at `index`, if it pays to have them apart."""
-        piece = self.pieces[index]
-        if not (isinstance(piece, PlanesPiece) and rows.diagonal and pays(rows.coefs.shape[3], piece.op)):
+        enclosure = self.enclosures[index]
+        if not (
+            isinstance(enclosure, PlanesEnclosure)
+            and rows.diagonal
+            and pays(rows.coefs.shape[3], enclosure.op)
+        ):
             return None
         if not splits(self.nodes, root, index, stops, self.locals):
             return None
-        if index not in self.keys:
+        if index not in self.key_forms:
             source = self.nodes[index].inputs[1]
-            coefs, constant = self.substitute(source, key_rows(piece, len(self.clean[source])), stops)
+            coefs, constant = self.substitute(source, key_rows(enclosure, len(self.clean[source])), stops)
             with torch.no_grad():
                 error = self.errors.unit * self._size(coefs, constant).to(self.dtype)
                 error = error + self._lost(error)
-            self.keys[index] = Keys.of(piece, coefs, constant - error)
-        return self.keys[index]
+            self.key_forms[index] = KeyForms.of(enclosure, coefs, constant - error)
+        return self.key_forms[index]
 
     def concretise(
         self, coefs: Float[Tensor, "tasks inputs *rows"], constant: Float[Tensor, "#tasks *rows"]
@@ -391,7 +399,7 @@ class Bounds:
     def unit_rows(self, nodes: Sequence[int], stops: Mapping[int, Stop]) -> Iterator[tuple[int, Rows]]:
         """Unit rows of the nodes and their negatives, in chunks of about `chunk_bytes`."""
         root, matrix = self.units(nodes)
-        entries = widest_rows(self.scene, root, stops)
+        entries = widest_rows(self.clean_run, root, stops)
         per_row = 2 * torch.finfo(self.dtype).bits // 8 * self.region.tasks * entries
         groups = self.clean[root].shape[0]
         for part in matrix.split(max(1, self.chunk_bytes // per_row), 1):
@@ -402,7 +410,7 @@ class Bounds:
 
         The rows of affine nodes start at the node they read, as the rows of their weights.
         """
-        root = first_row(self.scene.program, nodes[0])
+        root = first_row(self.clean_run.program, nodes[0])
         if root != nodes[0]:
             weights = [self.nodes[n].op.weight for n in nodes]  # type: ignore[attr-defined]
             return root, torch.cat(weights).to(self.dtype).mT

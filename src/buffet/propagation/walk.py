@@ -22,7 +22,7 @@ from torch import Tensor
 from buffet.bounds.forms import Form, Stop
 from buffet.bounds.intervals import Box, interval
 from buffet.network import Node
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import Derivation, Plan, Propagation, plan_of
 from buffet.propagation.rounding import LOST, input_box, outward
 from buffet.propagation.substitution import Bounds, Relax
@@ -35,7 +35,7 @@ Store = Callable[[int, Box], Box]
 
 
 def bound_nodes(
-    scene: Scene,
+    clean_run: CleanRun,
     region: Region,
     relax: Relax,
     propagation: Propagation,
@@ -49,7 +49,7 @@ def bound_nodes(
     """Bound every node that a nonlinearity reads.
 
     Args:
-        scene: the program and its clean run on the region's sentence.
+        clean_run: the program and its clean run on the region's sentence.
         relax: how nonlinear operations are bounded by linear functions.
         dtype: precision of the linear forms; lines and boxes are always made in float64.
         chunk_bytes: size aimed at for the largest tensor of a backward substitution.
@@ -60,11 +60,11 @@ def bound_nodes(
     Where no task can be proven any more the walk ends early, and `margins` has none; not so while gradients
     are taken, which need something to flow through.
     """
-    plan = plan_of(scene.program, propagation)
-    bounds = Bounds.start(scene, region, relax, dtype, chunk_bytes, deadline)
+    plan = plan_of(clean_run.program, propagation)
+    bounds = Bounds.start(clean_run, region, relax, dtype, chunk_bytes, deadline)
     tight: dict[int, Box] = {}
     may_end, limit = not torch.is_grad_enabled(), _widest(dtype)
-    for index, node in enumerate(scene.program.nodes):
+    for index, node in enumerate(clean_run.program.nodes):
         bounds.check_time()
         box = _interval(bounds, index, node) if index in plan.boxed else None
         if box is not None:
@@ -80,7 +80,7 @@ def bound_nodes(
             found = store(index, found) if store else found
             bounds.boxes[index], bounds.widths[index] = found, (found.upper - found.lower).max().item()
             if may_end and dtype == torch.float32:
-                bounds.shares.append(bounds.errors.lost(index, found))
+                bounds.rounding_shares.append(bounds.errors.lost(index, found))
             if may_end and not bounds.widths[index] < limit and bounds.hopeless(index, limit):
                 break
     return bounds
@@ -128,9 +128,9 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
     root = len(bounds.nodes) - 1
     if not propagation.linear:
         return bounds.clean[root] + bounds.boxes[root].lower.squeeze(1)
-    if root not in bounds.pieces:
+    if root not in bounds.enclosures:
         return bounds.clean[root].new_full((bounds.region.tasks, bounds.clean[root].shape[-1]), torch.nan)
-    plan = plan_of(bounds.scene.program, propagation)
+    plan = plan_of(bounds.clean_run.program, propagation)
     last = bounds.relaxed(bounds.relax, torch.float64) if propagation.to_input else bounds.precise()
     lower = last.margin(last.stops(plan.margin.stops))
     if root in bounds.boxes:
@@ -139,8 +139,10 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
     if not all(bounds.widths[i] < limit for i in plan.needed):  # as is rarely so
         widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in plan.needed], -1)
         lower = torch.where((widths < limit).all(-1, keepdim=True), lower, torch.nan)
-    if bounds.shares:
-        lower = torch.where(torch.stack(bounds.shares, -1).amax(-1, keepdim=True) < LOST, lower, torch.nan)
+    if bounds.rounding_shares:
+        lower = torch.where(
+            torch.stack(bounds.rounding_shares, -1).amax(-1, keepdim=True) < LOST, lower, torch.nan
+        )
     return bounds.clean[root] + lower
 
 
@@ -152,4 +154,4 @@ def _interval(bounds: Bounds, index: int, node: Node) -> Box | None:
         return None
     clean, boxes = tuple(bounds.clean[i] for i in node.inputs), [bounds.boxes[i] for i in node.inputs]
     found = interval(node.op, clean, *boxes)
-    return outward(node.op, clean, bounds.scene.residuals[index], found, boxes, bounds.errors.precise)
+    return outward(node.op, clean, bounds.clean_run.residuals[index], found, boxes, bounds.errors.precise)

@@ -184,7 +184,7 @@ class Region(ABC):
         """What tells the tasks apart, whatever their size: the rows that move."""
         return [tuple(rows) for rows in self.moved.tolist()]
 
-    def wholes(self) -> list[Hashable]:
+    def parents(self) -> list[Hashable]:
         """The names of the tasks that these are parts of: themselves, if they are whole."""
         return self.names()
 

@@ -88,7 +88,7 @@ class Cell(LpBall):
     def symmetric(self) -> bool:
         return False
 
-    def wholes(self) -> list[Hashable]:
+    def parents(self) -> list[Hashable]:
         return super().names()
 
     def minimise(self, form: Form) -> Float[Tensor, "tasks *rows"]:

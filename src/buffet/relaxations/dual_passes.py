@@ -1,12 +1,12 @@
-"""Operations over fixed boxes as links of a `lagrangian`: multipliers go back, values come forth.
+"""Operations over fixed boxes as dual passes of a `lagrangian`: multipliers go back, values come forth.
 
-A link takes the multipliers of its output to those of its inputs, through the line (or plane) that their sign
+A dual takes the multipliers of its output to those of its inputs, through the line (or plane) that their sign
 selects, and then the values of its inputs to that of its output, through the same line. The value of a line
 depends on its share, and the product of multiplier and derivative is the gradient of the whole bound.
 
 All that depends on a box alone is made once. Multipliers and values are ``[tasks, tokens, features, rows]``,
 in single precision; lines are made in float64 (`lines`), as differences of nearly equal numbers. There is no
-allowance for rounding: links help to choose shares, and prove nothing.
+allowance for rounding: dual passes help to choose parameters, and prove nothing.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from buffet.network import Bilinear, Linear, Op
 from buffet.network.ops import matrix_product
 from buffet.regions.norms import steepest
 from buffet.relaxations.elementwise import SIDES, Side
-from buffet.relaxations.headwise import Whole
-from buffet.relaxations.linear import LinesPiece, split_axes
+from buffet.relaxations.enclosures import LinesEnclosure, split_axes
+from buffet.relaxations.headwise import HeadwiseProduct
 
 State = tuple[Any, ...]
 
 
-class Link:
+class DualPass:
     """One operation. What `pull` and `push` find out on the way is handed on to the next call."""
 
     def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
-        """The multipliers of the inputs; `given` are the shares of the node, or lines made of them."""
+        """The multipliers of the inputs; `given` are the parameters of the node, or lines made of them."""
         raise NotImplementedError
 
     def push(self, state: State, *values: Tensor) -> tuple[Tensor, State]:
@@ -47,7 +47,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearLink(Link):
+class LinearDual(DualPass):
     """A linear operation of one value and its transpose."""
 
     op: Linear
@@ -60,7 +60,7 @@ class LinearLink(Link):
         return self.op.forth(self.coefs, values[0]), ()
 
 
-class AddLink(Link):
+class SumDual(DualPass):
     """The sum of two values."""
 
     def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
@@ -70,13 +70,13 @@ class AddLink(Link):
         return values[0] + values[1], ()
 
 
-def linear_link(op: Op, like: Tensor, dtype: torch.dtype) -> Link:
-    """The link of a linear operation on values such as `like`."""
-    return LinearLink(op, op.coefficients(like).to(dtype)) if isinstance(op, Linear) else AddLink()
+def linear_dual(op: Op, like: Tensor, dtype: torch.dtype) -> DualPass:
+    """The dual of a linear operation on values such as `like`."""
+    return LinearDual(op, op.coefficients(like).to(dtype)) if isinstance(op, Linear) else SumDual()
 
 
 @dataclass(frozen=True, eq=False)
-class LocalLink(Link):
+class LocalDual(DualPass):
     """A node that is an exact function of the moved rows of the input, token by token.
 
     Its input has these rows instead of tokens.
@@ -88,11 +88,11 @@ class LocalLink(Link):
     tokens: int
 
     @staticmethod
-    def over(local: Local, tokens: int, dtype: torch.dtype) -> LocalLink:
+    def over(local: Local, tokens: int, dtype: torch.dtype) -> LocalDual:
         """Of the first tokens."""
         places = local.moved[..., None, None]
         read = (places < tokens).to(dtype)
-        return LocalLink(local.unrounded.to(dtype), places.clamp_max(tokens - 1), read, tokens)
+        return LocalDual(local.unrounded.to(dtype), places.clamp_max(tokens - 1), read, tokens)
 
     def pull(self, multipliers: Tensor, given: Any) -> tuple[tuple[Tensor, ...], State]:
         places = self.places.expand(-1, -1, *multipliers.shape[2:])
@@ -123,22 +123,22 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LinesLink(Link):
-    """An elementwise function between two lines, those made of its shares (`Lines`) or the default ones."""
+class LinesDual(DualPass):
+    """An elementwise function between two lines, made of its parameters (`Lines`) or the default ones."""
 
     curve: Curve
     default: Mapping[Side, tuple[Tensor, Tensor]]  # slope and intercept; all are [tasks, tokens, features, 1]
     room: Mapping[Side, Tensor]  # by how much a share can change the slope
 
     @staticmethod
-    def over(lines: LinesPiece, curve: Curve, dtype: torch.dtype) -> LinesLink:
+    def over(lines: LinesEnclosure, curve: Curve, dtype: torch.dtype) -> LinesDual:
         """Between the given lines, as far as parameters do not make others; of the tokens of the curve."""
         slopes, tokens = curve.slopes, len(curve.clean)
 
         def row(value: Tensor) -> Tensor:
             return value[:, :tokens].to(dtype).unsqueeze(-1)
 
-        return LinesLink(
+        return LinesDual(
             curve,
             default={
                 "lower": (row(lines.lower_slope), row(lines.lower_intercept)),
@@ -169,7 +169,7 @@ class LinesLink(Link):
 
 
 @dataclass(frozen=True, eq=False)
-class PlanesLink(Link):
+class PlanesDual(DualPass):
     """A sum of products, each between two planes per side; a share is α between them.
 
     At deviations a, b of the factors the planes of a term are ``P + α·D``: below ``P = L1``, ``D = L2 − L1``,
@@ -186,7 +186,7 @@ class PlanesLink(Link):
     constant_step: Tensor
 
     @staticmethod
-    def over(op: Bilinear, clean: tuple[Tensor, Tensor], x: Box, y: Box, dtype: torch.dtype) -> PlanesLink:
+    def over(op: Bilinear, clean: tuple[Tensor, Tensor], x: Box, y: Box, dtype: torch.dtype) -> PlanesDual:
         def ends(value: Tensor, box: Box, axes: str) -> tuple[Tensor, ...]:
             return tuple(as_terms(op, v, axes) for v in (value.expand_as(box.lower), box.lower, box.upper))
 
@@ -198,7 +198,7 @@ class PlanesLink(Link):
         def cast(value: Tensor) -> Tensor:
             return (op.scale * value).to(dtype)
 
-        return PlanesLink(
+        return PlanesDual(
             op=op,
             x=cast(y_clean + first),
             x_step=cast(second - first),
@@ -246,13 +246,13 @@ class PlanesLink(Link):
 
 
 @dataclass(frozen=True, eq=False)
-class WholeLink(PlanesLink):
-    """The same, mixed with a bound of all features of a head as a whole (`wholes`): a share of it."""
+class HeadwiseDual(PlanesDual):
+    """The same, mixed with a bound of all features of a head as a whole (`parents`): a share of it."""
 
-    whole: Whole
+    whole: HeadwiseProduct
 
     @staticmethod
-    def mixing(planes: PlanesLink, whole: Whole, tokens: int, dtype: torch.dtype) -> WholeLink:
+    def mixing(planes: PlanesDual, whole: HeadwiseProduct, tokens: int, dtype: torch.dtype) -> HeadwiseDual:
         """With the first tokens of it."""
         first = replace(
             whole,
@@ -262,7 +262,7 @@ class WholeLink(PlanesLink):
             reach=whole.reach[:, :tokens].to(dtype),
             factors=whole.factors.to(dtype),
         )
-        return WholeLink(**vars(planes), whole=first)
+        return HeadwiseDual(**vars(planes), whole=first)
 
     def pull(self, multipliers: Tensor, given: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], State]:
         share = given["whole"][..., None, None]

@@ -1,4 +1,4 @@
-"""Softmax, bounded as a whole (`bounds.softmax.softmax_piece`), as a link of a Lagrangian.
+"""Softmax, bounded as a whole (`bounds.softmax.softmax_enclosure`), as a dual of a Lagrangian.
 
 The bounds are tangents of a function g at a point t of the box, ``g(t) + ∇g(t)·(x − t)``, so the value at x
 changes with t by ``∇²g(t)·(x − t)``. With x and t deviations of the scores and w = x − t, per output j:
@@ -19,7 +19,7 @@ from torch import Tensor
 from buffet.bounds.intervals import Box, difference_range
 from buffet.bounds.medians import lower_median
 from buffet.network import Softmax
-from buffet.relaxations.dual_passes import Link, State
+from buffet.relaxations.dual_passes import DualPass, State
 from buffet.relaxations.softmax import chord_slope, log_chord, scores_of
 
 
@@ -44,7 +44,7 @@ class _Tangents:
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxLink(Link):
+class SoftmaxDual(DualPass):
     """Attention weights between tangents of all scores of their query.
 
     Shares are the points where they touch, the mixture of the two lower bounds, and the constant that Σp = 1
@@ -64,16 +64,16 @@ class SoftmaxLink(Link):
     between: tuple[Tensor, Tensor]  # and chords over them
 
     @staticmethod
-    def over(op: Softmax, clean: Tensor, scores: Box, direct: Box | None = None) -> SoftmaxLink:
+    def over(op: Softmax, clean: Tensor, scores: Box, direct: Box | None = None) -> SoftmaxDual:
         s, low, high = scores_of(op, clean, scores)
         peak = high.amax(-1, keepdim=True)
         smallest, largest = difference_range(s, low, high, direct)
         slope, start = chord_slope(smallest, largest), smallest.exp()
-        # Where a chord overflows, the bound falls back to 0, as in `softmax_piece`.
+        # Where a chord overflows, the bound falls back to 0, as in `softmax_enclosure`.
         lost = ~((largest.exp() + slope).isfinite().all(-1, keepdim=True))
         eye = torch.eye(low.shape[-1], dtype=torch.bool, device=low.device)
         clean_apart = s.unsqueeze(-2) - s.unsqueeze(-1)
-        return SoftmaxLink(
+        return SoftmaxDual(
             heads=op.heads,
             scores=s,
             peak=peak,

@@ -27,11 +27,11 @@ from buffet.bounds.intervals import EPS, Box
 from buffet.network import Mix
 from buffet.regions import Region
 from buffet.regions.norms import largest_norm, lp_norm
-from buffet.relaxations.linear import Moved, PlanesPiece, Pulled, split_axes
+from buffet.relaxations.enclosures import Moved, PlanesEnclosure, Pulled, split_axes
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class HeadwiseProduct:
     """What bounds a product as a whole: in the middle of the weights, with what is left by token and head.
 
     Of rows c that is ``Σ_g reach_g ‖c·F_g‖_q``, with the columns of F in equal groups F_g. F is V, or a
@@ -50,7 +50,9 @@ class Whole:
     terms: int  # of the sums that make c·F
 
     @staticmethod
-    def of(op: Mix, clean: tuple[Tensor, ...], weights: Box, values: Local, region: Region) -> Whole:
+    def of(
+        op: Mix, clean: tuple[Tensor, ...], weights: Box, values: Local, region: Region
+    ) -> HeadwiseProduct:
         """In float64, for weights and values that deviate from their clean ones by so much."""
         support = region.support()
 
@@ -84,7 +86,7 @@ class Whole:
             shifted = shifted.expand(len(away), *shifted.shape).scatter_add(1, index, away)
             own = split((weights.lower + weights.upper) / 2).gather(3, moved)
             offset = -torch.einsum("tihd,tdhk->tihk", own, away)
-        return Whole(shifted, middle, offset, reach, matrix, sizes, support.exponent, terms)
+        return HeadwiseProduct(shifted, middle, offset, reach, matrix, sizes, support.exponent, terms)
 
     @property
     def groups(self) -> int:
@@ -96,9 +98,11 @@ class Whole:
             return (self.reach * self.sizes.squeeze(-1).unsqueeze(-3)).flatten(2)
         return torch.einsum("tihg,...hkg->tihk", self.reach, self.sizes).flatten(2)
 
-    def mixed(self, piece: PlanesPiece, share: Float[Tensor, "tasks tokens heads"]) -> WholePiece:
+    def mixed(
+        self, enclosure: PlanesEnclosure, share: Float[Tensor, "tasks tokens heads"]
+    ) -> HeadwiseEnclosure:
         """A mixture of this, so much of it, and of planes."""
-        dtype = piece.lower.dtype
+        dtype = enclosure.lower.dtype
         each = share[..., None, None]
         x = self.values.transpose(-3, -2)  # heads, keys, depth
         x = x.unsqueeze(1) if x.ndim == 4 else x
@@ -114,14 +118,14 @@ class Whole:
         def between(planes: Tensor, value: Tensor) -> Tensor:
             return (planes + each * (value - planes)).to(dtype)
 
-        return WholePiece(
-            op=piece.op,
-            x_lower=between(piece.x_lower, x),
-            x_upper=between(piece.x_upper, x),
-            y_lower=between(piece.y_lower, y),
-            y_upper=between(piece.y_upper, y),
-            lower=scaled(piece.lower),
-            upper=scaled(piece.upper),
+        return HeadwiseEnclosure(
+            op=enclosure.op,
+            x_lower=between(enclosure.x_lower, x),
+            x_upper=between(enclosure.x_upper, x),
+            y_lower=between(enclosure.y_lower, y),
+            y_upper=between(enclosure.y_upper, y),
+            lower=scaled(enclosure.lower),
+            upper=scaled(enclosure.upper),
             reach=(share.unsqueeze(-1) * self.reach * (1 + torch.finfo(dtype).eps)).to(dtype),
             factors=self.factors.to(dtype),
             spread=(share.repeat_interleave(self.factors.shape[-2], -1) * self.spread()).to(dtype),
@@ -131,7 +135,7 @@ class Whole:
 
 
 @dataclass(frozen=True, eq=False)
-class WholePiece(PlanesPiece):
+class HeadwiseEnclosure(PlanesEnclosure):
     """A mixture of planes and of a bound of all features of a head as a whole."""
 
     reach: Float[Tensor, "tasks tokens heads groups"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from buffet.bounds.forms import Form
 from buffet.bounds.intervals import Box, box_terms
 from buffet.network import Bilinear
-from buffet.relaxations.linear import PlanesPiece, split_axes
+from buffet.relaxations.enclosures import PlanesEnclosure, split_axes
 
 TIE = 1e-4
 """Ranges whose ends differ by less than this share of their width are a tie: rounding must not choose."""
@@ -38,7 +38,7 @@ def planes(
     alpha_lower: Alpha = 0.0,
     alpha_upper: Alpha = 0.0,
     dtype: torch.dtype = torch.float64,
-) -> PlanesPiece:
+) -> PlanesEnclosure:
     """Bound every term of `op` by the plane its α selects on each side; sound for any α in [0, 1].
 
     Args:
@@ -60,7 +60,7 @@ def planes(
     floats = isinstance(alpha_lower, float) and isinstance(alpha_upper, float)
     same_y = alpha_lower is alpha_upper or (floats and alpha_lower == alpha_upper)
     y_lower = y_slope(alpha_lower)
-    return PlanesPiece(
+    return PlanesEnclosure(
         op=op,
         x_lower=x_slope(alpha_lower, y_low, y_high),
         x_upper=x_slope(alpha_upper, y_high, y_low),

@@ -25,9 +25,9 @@ from buffet.bounds.forms import Form, Local, Stop
 from buffet.bounds.intervals import Box
 from buffet.network import Node
 from buffet.regions import Region
-from buffet.relaxations.dual_passes import Link
+from buffet.relaxations.dual_passes import DualPass
 from buffet.relaxations.elementwise import Side
-from buffet.relaxations.linear import Piece
+from buffet.relaxations.enclosures import Enclosure
 
 Parameters = dict[str, Tensor]
 """The parameters of one node by name, an axis of tasks first."""
@@ -57,7 +57,7 @@ class Known(Protocol):
     def boxes(self) -> dict[int, Box]: ...
 
     @property
-    def pieces(self) -> dict[int, Piece]: ...
+    def enclosures(self) -> dict[int, Enclosure]: ...
 
     @property
     def forms(self) -> dict[int, Form]: ...
@@ -132,9 +132,9 @@ class Relaxation(ABC):
         return choices
 
     @abstractmethod
-    def linearise(self, site: Site, choices: Choices) -> Piece:
+    def linearise(self, site: Site, choices: Choices) -> Enclosure:
         """Linear bounds of the operation, sound for whatever parameters in [0, 1]."""
 
     @abstractmethod
-    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> Link:
+    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> DualPass:
         """What the operation does, at its first tokens, to the multipliers and values of a Lagrangian."""

@@ -1,8 +1,8 @@
 """Softmax: taken apart into operations the rest knows, or bounded as a whole.
 
-`decompose` replaces every softmax by ``exp``, a sum, ``1/·`` and a product (Shi et al. 2020); `softmax_piece`
-bounds the attention weights directly (Wei et al. 2023), the tighter the more is known of the differences of
-their scores (`with_differences`).
+`decompose` replaces every softmax by ``exp``, a sum, ``1/·`` and a product (Shi et al. 2020);
+`softmax_enclosure` bounds the attention weights directly (Wei et al. 2023), the tighter the more is known of
+the differences of their scores (`with_differences`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from buffet.bounds.intervals import EPS, Box, difference_range
 from buffet.network import Affine, Apply, Input, Node, Normalise, Offset, Op, Program, Softmax
-from buffet.relaxations.linear import SoftmaxPiece
+from buffet.relaxations.enclosures import SoftmaxEnclosure
 
 
 def decompose(program: Program, x: Float[Tensor, "tokens width"]) -> tuple[Program, list[Tensor]]:
@@ -98,7 +98,7 @@ def _rewrite(
     return Program(tuple(write.nodes)), write.values
 
 
-def softmax_piece(
+def softmax_enclosure(
     op: Softmax,
     clean: Float[Tensor, "tokens features"],
     scores: Box,
@@ -108,7 +108,7 @@ def softmax_piece(
     mixture: Float[Tensor, "#tasks #tokens #heads #keys"] | None = None,
     shift: Float[Tensor, "#tasks #tokens #heads"] | None = None,
     dtype: torch.dtype = torch.float64,
-) -> SoftmaxPiece:
+) -> SoftmaxEnclosure:
     """Linear bounds of every attention weight in the scores of its query (Wei et al. 2023).
 
     With x the scores of one query and head, x_k ∈ [l_k, u_k], and C_k the chord of exp over that range:
@@ -125,7 +125,7 @@ def softmax_piece(
         direct: bounds of the differences of the scores (`with_differences`), if there are any.
         point: where the tangents touch, as a share of the box (0: lower end, 1: upper end), per output j.
         mixture: weight of L_ER against L_LSE, 0 to 1; by default the one that is larger at the tangent point.
-        shift: what is taken off the coefficients of the weights, as `SoftmaxPiece` says.
+        shift: what is taken off the coefficients of the weights, as `SoftmaxEnclosure` says.
     """
     s, low, high = scores_of(op, clean, scores)
     touch = low.unsqueeze(-2) + point * (high - low).unsqueeze(-2)
@@ -151,7 +151,7 @@ def softmax_piece(
 
     lower, lower_constant = finish(lower, lower_constant, -1)
     upper, upper_constant = finish(upper, upper_constant, 1)
-    return SoftmaxPiece(
+    return SoftmaxEnclosure(
         lower, upper, lower_constant, upper_constant, None if shift is None else shift.to(dtype)
     )
 

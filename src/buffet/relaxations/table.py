@@ -12,14 +12,14 @@ from torch import Tensor
 from buffet.bounds.forms import Form, Local, Stop
 from buffet.bounds.intervals import Box
 from buffet.network import Apply, Bilinear, Mix, Node, Op, Softmax
-from buffet.relaxations.dual_passes import Curve, LinesLink, Link, PlanesLink, WholeLink
-from buffet.relaxations.dual_softmax import SoftmaxLink
+from buffet.relaxations.dual_passes import Curve, DualPass, HeadwiseDual, LinesDual, PlanesDual
+from buffet.relaxations.dual_softmax import SoftmaxDual
 from buffet.relaxations.elementwise import SIDES, Side, default_slopes, relax
-from buffet.relaxations.headwise import Whole
-from buffet.relaxations.linear import LinesPiece, Piece
+from buffet.relaxations.enclosures import Enclosure, LinesEnclosure
+from buffet.relaxations.headwise import HeadwiseProduct
 from buffet.relaxations.products import planes, rule
 from buffet.relaxations.relaxation import Alphas, Choice, Choices, Known, Parameters, Relaxation, Site
-from buffet.relaxations.softmax import better_bound, softmax_piece
+from buffet.relaxations.softmax import better_bound, softmax_enclosure
 
 HEADWISE = 0.8
 """How much of a product is bounded head by head where learning starts."""
@@ -152,19 +152,21 @@ class FunctionLines(Relaxation):
             return choices
         return {**dict(zip(SIDES, default_slopes(*self._where(site)), strict=True)), **choices}
 
-    def linearise(self, site: Site, choices: Choices) -> Piece:
+    def linearise(self, site: Site, choices: Choices) -> Enclosure:
         slopes = {f"{side}_slope": slope for side, slope in choices.items()}
         lines = relax(*self._where(site), dtype=site.known.dtype, **slopes)  # type: ignore[arg-type]
-        return LinesPiece(lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept)
+        return LinesEnclosure(
+            lines.lower_slope, lines.lower_intercept, lines.upper_slope, lines.upper_intercept
+        )
 
-    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> Link:
+    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> DualPass:
         op, ((clean, box),) = site.node.op, site.first(tokens)
         assert isinstance(op, Apply)
         ranges = {side: site.known.slopes(site.index, side) for side in SIDES}
         slopes = {side: (least[:, :tokens], most[:, :tokens]) for side, (least, most) in ranges.items()}
-        piece = site.known.pieces[site.index]
-        assert isinstance(piece, LinesPiece)
-        return LinesLink.over(piece, Curve(site.index, op.function, clean, box, slopes), dtype)
+        enclosure = site.known.enclosures[site.index]
+        assert isinstance(enclosure, LinesEnclosure)
+        return LinesDual.over(enclosure, Curve(site.index, op.function, clean, box, slopes), dtype)
 
     def _where(self, site: Site) -> tuple[str, Tensor, Tensor, Tensor]:
         op, (box,) = site.node.op, site.boxes
@@ -196,29 +198,29 @@ class ProductPlanes(Relaxation):
             return found.expand(shape).clone()
 
         found: Parameters = {side: at(alpha) for side, alpha in zip(SIDES, alphas(site), strict=True)}
-        if not only_alphas and (whole := whole_of(site.known, site.node)):
+        if not only_alphas and (whole := headwise_of(site.known, site.node)):
             found["whole"] = torch.full_like(whole.reach[..., 0], HEADWISE)
         return found
 
     def choices(self, site: Site, parameters: Parameters, alphas: Alphas) -> Choices:
         return parameters or dict(zip(SIDES, alphas(site), strict=True))
 
-    def linearise(self, site: Site, choices: Choices) -> Piece:
+    def linearise(self, site: Site, choices: Choices) -> Enclosure:
         op = site.node.op
         assert isinstance(op, Bilinear)
         lower, upper = (choices[side] for side in SIDES)
         dtype = site.known.dtype
-        piece = planes(op, site.clean, *site.boxes, alpha_lower=lower, alpha_upper=upper, dtype=dtype)
-        whole = whole_of(site.known, site.node) if "whole" in choices else None
-        return piece if whole is None else whole.mixed(piece, cast(Tensor, choices["whole"]))
+        enclosure = planes(op, site.clean, *site.boxes, alpha_lower=lower, alpha_upper=upper, dtype=dtype)
+        whole = headwise_of(site.known, site.node) if "whole" in choices else None
+        return enclosure if whole is None else whole.mixed(enclosure, cast(Tensor, choices["whole"]))
 
-    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> Link:
+    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> DualPass:
         op = site.node.op
         assert isinstance(op, Bilinear)
         (x, x_box), (y, y_box) = site.first(tokens)
-        link = PlanesLink.over(op, (x, y), x_box, y_box, dtype)
-        whole = whole_of(site.known, site.node)
-        return link if whole is None else WholeLink.mixing(link, whole, tokens, dtype)
+        dual = PlanesDual.over(op, (x, y), x_box, y_box, dtype)
+        whole = headwise_of(site.known, site.node)
+        return dual if whole is None else HeadwiseDual.mixing(dual, whole, tokens, dtype)
 
     def _alone(self, site: Site) -> dict[str, Tensor]:
         """The axes of terms along which α is shared, and the token whose α it is.
@@ -233,7 +235,7 @@ class ProductPlanes(Relaxation):
 
 
 class SoftmaxBounds(Relaxation):
-    """Attention weights between linear functions of their scores (`softmax.softmax_piece`).
+    """Attention weights between linear functions of their scores (`softmax.softmax_enclosure`).
 
     Parameters: ``point`` (where the tangents touch), ``mixture`` (of the lower bounds), ``shift`` (what is
     taken off the coefficients of the weights).
@@ -259,15 +261,15 @@ class SoftmaxBounds(Relaxation):
             found["mixture"] = better_bound(op, site.clean[0], *site.boxes)
         return found
 
-    def linearise(self, site: Site, choices: Choices) -> Piece:
+    def linearise(self, site: Site, choices: Choices) -> Enclosure:
         op = site.node.op
         assert isinstance(op, Softmax)
-        return softmax_piece(op, site.clean[0], *site.boxes, dtype=site.known.dtype, **choices)  # type: ignore[arg-type]
+        return softmax_enclosure(op, site.clean[0], *site.boxes, dtype=site.known.dtype, **choices)  # type: ignore[arg-type]
 
-    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> Link:
+    def dual_pass(self, site: Site, tokens: int, dtype: torch.dtype) -> DualPass:
         op, ((clean, scores), *direct) = site.node.op, site.first(tokens)
         assert isinstance(op, Softmax)
-        return SoftmaxLink.over(op, clean, scores, *(box for _, box in direct))
+        return SoftmaxDual.over(op, clean, scores, *(box for _, box in direct))
 
 
 RELAXATIONS: Mapping[type[Op], Relaxation] = {
@@ -286,13 +288,13 @@ def relaxation_of(op: Op) -> Relaxation:
     raise NotImplementedError(f"no relaxation of {type(op).__name__}")
 
 
-def whole_of(known: Known, node: Node) -> Whole | None:
+def headwise_of(known: Known, node: Node) -> HeadwiseProduct | None:
     """How a product is bounded as a whole, if it can be: where its values are exact forms of the input."""
     values = known.locals.get(node.inputs[-1])
     if not (isinstance(node.op, Mix) and node.op.scale == 1 and values):
         return None
     clean = tuple(known.clean[i] for i in node.inputs)
-    return Whole.of(node.op, clean, known.boxes[node.inputs[0]], values, known.region)
+    return HeadwiseProduct.of(node.op, clean, known.boxes[node.inputs[0]], values, known.region)
 
 
 def _sizes(site: Site) -> dict[str, int]:
@@ -316,7 +318,7 @@ class Relaxer:
     learned: Mapping[int, Parameters] = field(default_factory=dict)
     chosen: dict[int, Parameters] | None = None  # takes the α of products that were not learned
 
-    def __call__(self, known: Known, index: int) -> Piece:
+    def __call__(self, known: Known, index: int) -> Enclosure:
         site = Site(known, index)
         relaxation = relaxation_of(site.node.op)
         choices = self.choices(site)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from buffet.engine import batch_size, bound_margins, proven
 from buffet.methods import Method
-from buffet.optimisation.context import Control
-from buffet.optimisation.warm_starts import Lessons, Memory
+from buffet.optimisation.context import Context
+from buffet.optimisation.warm_starts import Starts, WarmStarts
 from buffet.query import Query
 from buffet.search.policy import POLICY
 from buffet.system.parallel import side_by_side
@@ -26,13 +26,13 @@ class MarginFunction:
     """
 
     def __init__(self, query: Query, method: Method) -> None:
-        self.query, self.ball, self.method, self.memory = query, query.region, method, Memory()
-        self.scene = method.scene(query.model.program64, self.ball.center, query.label)
+        self.query, self.ball, self.method, self.warm_starts = query, query.region, method, WarmStarts()
+        self.clean_run = method.clean_run(query.model.program64, self.ball.center, query.label)
 
     @property
     def fits(self) -> bool:
         """Whether one task stays within the engine's memory."""
-        return self.query.engine.holds(self.scene, self.method, self.ball)
+        return self.query.engine.holds(self.clean_run, self.method, self.ball)
 
     @property
     def shares(self) -> bool:
@@ -42,23 +42,25 @@ class MarginFunction:
     def apart(self) -> MarginFunction:
         """The same, which remembers on its own what it learns from now on."""
         other = copy.copy(self)
-        other.memory = self.memory.copy()
+        other.warm_starts = self.warm_starts.copy()
         return other
 
     def plain(self) -> MarginFunction:
         """The same method without learning, in single precision: a first, cheap impression."""
         return MarginFunction(self.query.rough(), self.method.plain())
 
-    def lessons(self, tasks: Sequence[int]) -> Lessons:
+    def starts_of(self, tasks: Sequence[int]) -> Starts:
         """What was learned of these tasks that is of use to others: how to bound the margin."""
-        return self.memory.lessons(self.ball.select(list(tasks)), len(self.scene.program.nodes) - 1)
+        return self.warm_starts.starts_of(
+            self.ball.select(list(tasks)), len(self.clean_run.program.nodes) - 1
+        )
 
     def __call__(self, tasks: Sequence[int], eps: Sequence[float]) -> list[float]:
         """The smallest margin of every task: a number > 0 if and only if it is proven."""
         q = self.query
         part = self.ball.select(list(tasks)).with_eps(torch.tensor(eps, dtype=torch.float64))
-        control = Control(self.memory, q.deadline)
-        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self.scene, control)
+        context = Context(self.warm_starts, q.deadline)
+        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self.clean_run, context)
         least = margins.amin(-1)
         return torch.where(proven(margins), least, least.clamp_max(0)).tolist()
 
@@ -66,23 +68,23 @@ class MarginFunction:
         """Learn at the edge of what can be proven, starting from `eps`; about the largest ε proven then."""
         q = self.query
         left = 0.0 if q.deadline is None else q.deadline - time.perf_counter()
-        control = Control(self.memory, q.deadline).ahead(POLICY.proof_share * left)
+        context = Context(self.warm_starts, q.deadline).ahead(POLICY.proof_share * left)
         sizes = torch.tensor(eps, dtype=torch.float64, device=self.ball.center.device)
         ball = self.ball.select(list(tasks))
 
-        def learn(part: Tensor) -> tuple[list[float], Lessons]:
+        def learn(part: Tensor) -> tuple[list[float], Starts]:
             some = ball.select(part)
             found = self.method.follow(
-                self.scene, some, sizes[part], control, dtype=q.engine.dtype, chunk_bytes=q.engine.rows
+                self.clean_run, some, sizes[part], context, dtype=q.engine.dtype, chunk_bytes=q.engine.rows
             )
-            return found.tolist(), self.memory.lessons(some)
+            return found.tolist(), self.warm_starts.starts_of(some)
 
-        step = batch_size(self.scene, self.method, ball, q.engine)
+        step = batch_size(self.clean_run, self.method, ball, q.engine)
         if q.engine.parallel(self.method):
             step = min(step, math.ceil(len(tasks) / torch.get_num_threads()))
             parts = side_by_side(learn, torch.arange(len(tasks)).split(step))
         else:
             parts = [learn(part) for part in torch.arange(len(tasks)).split(step)]
-        for _, lessons in parts:
-            self.memory.add(lessons)
+        for _, starts in parts:
+            self.warm_starts.add(starts)
         return [size for found, _ in parts for size in found]

@@ -78,7 +78,7 @@ def radius(
     goal = Goal.of(model, chosen, clean, search, tolerance, largest)
     begin, report = time.perf_counter(), progress or (lambda share: None)
     margin = MarginFunction(Query(model, ball, label, engine or Engine(), deadline_of(budget)), chosen)
-    margin.query.engine.check(margin.scene, chosen, ball)
+    margin.query.engine.check(margin.clean_run, chosen, ball)
     attack_end = None if budget is None else begin + POLICY.attack_share * budget
     settings = AttackSettings(seed=seed) if attack or clean < 0 else None
     broken = _attacked(margin, settings, attack_end) if attacked is None else _given(attacked, ball)

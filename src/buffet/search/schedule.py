@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from buffet.optimisation.warm_starts import Lessons
+from buffet.optimisation.warm_starts import Starts
 from buffet.search.margin_function import MarginFunction
 from buffet.search.policy import POLICY
 from buffet.search.root_finding import Bracket, RootFinder, Shape, straight
@@ -149,9 +149,9 @@ class Schedule:
         """Search from a guess for every task: in lockstep if tasks share their work, else side by side."""
         finders = {task: (finder or self.finder)(guess, shape, math.inf) for task, guess in guesses.items()}
 
-        def alone(task: int) -> tuple[Found, Lessons]:
+        def alone(task: int) -> tuple[Found, Starts]:
             own = margin.apart()
-            return in_lockstep(own, {task: finders[task]}, self.deadline), own.lessons([task])
+            return in_lockstep(own, {task: finders[task]}, self.deadline), own.starts_of([task])
 
         def tell(ended: int) -> None:
             if finder is None:  # other searches only lead to this one
@@ -162,9 +162,9 @@ class Schedule:
             self.keep(in_lockstep(margin, finders, self.deadline, tell))
             return
         # What one has learned is told when all have ended: none may depend on which came first.
-        for found, lessons in side_by_side(alone, list(finders), lambda part: tell(1)):
+        for found, starts in side_by_side(alone, list(finders), lambda part: tell(1)):
             self.keep(found)
-            margin.memory.add(lessons)
+            margin.warm_starts.add(starts)
 
     @property
     def found(self) -> Found:

@@ -74,7 +74,7 @@ def verify(
     label, clean = clean_answer(model, region, label)
     begin = time.perf_counter()
     query = Query(model, region, label, engine or Engine(), deadline_of(budget))
-    query.engine.check(chosen.scene(model.program64, region.center, label), chosen, region)
+    query.engine.check(chosen.clean_run(model.program64, region.center, label), chosen, region)
     thorough = falsify if isinstance(falsify, AttackSettings) else None
     quick = replace(POLICY.quick_attack, seed=thorough.seed if thorough else seed) if falsify else None
     evidence = Evidence(query, clean)
@@ -163,12 +163,12 @@ class Evidence:
         query = self.query
         if not len(tasks) or (self._margins is not None and query.expired):
             return
-        scene = method.scene(query.model.program64, query.region.center, query.label)
-        if not query.engine.holds(scene, method, query.region):
+        clean_run = method.clean_run(query.model.program64, query.region.center, query.label)
+        if not query.engine.holds(clean_run, method, query.region):
             return  # the method itself fits: that was checked; its rivals need not
         part = query.region.select(tasks)
         found = bound_margins(
-            query.model, part, method, query.label, query.engine, scene, query.control, trace
+            query.model, part, method, query.label, query.engine, clean_run, query.context, trace
         )
         if self._margins is None:
             self._margins = found
@@ -182,7 +182,7 @@ class Evidence:
         query = self.query
         for task in self.unsettled().tolist():
             one = query.region.select([task])
-            tree = tree_of_proofs(query.model, one, method, query.label, query.engine, query.control)
+            tree = tree_of_proofs(query.model, one, method, query.label, query.engine, query.context)
             if tree:
                 self.margins[task] = tree.margins
 

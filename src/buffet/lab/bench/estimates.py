@@ -92,8 +92,8 @@ def _memory(case: BenchCase) -> int:
         for name, shape in bench_config(case).shapes().items()
     }
     rows = torch.empty(case.tokens, case.width, device="meta", dtype=torch.float64)
-    scene = case.chosen.scene(build_program(bench_config(case), weights), rows, 0)
-    bytes_ = need(scene, case.chosen, 1, size=NUMBER, chunk=Engine().rows)
+    clean_run = case.chosen.clean_run(build_program(bench_config(case), weights), rows, 0)
+    bytes_ = need(clean_run, case.chosen, 1, size=NUMBER, chunk=Engine().rows)
     return bytes_.fixed + case.words * bytes_.each
 
 

@@ -22,7 +22,7 @@ from buffet.methods import Method
 from buffet.optimisation.starts import initial_parameters
 from buffet.propagation.substitution import Bounds
 from buffet.propagation.walk import bound_nodes
-from buffet.relaxations.linear import Piece
+from buffet.relaxations.enclosures import Enclosure
 from buffet.relaxations.relaxation import Parameters
 from buffet.relaxations.table import Relaxer
 
@@ -120,18 +120,18 @@ def check_inside(points: Points, method: Method, name: str, shares: int | None =
     may come to, and worse.
     """
     case, region = points.case, points.case.inner
-    scene = method.scene(case.model.program64, region.center, case.label)
+    clean_run = method.clean_run(case.model.program64, region.center, case.label)
 
     def walk(relaxer: Relaxer) -> Bounds:
         with torch.no_grad():
-            return bound_nodes(scene, region, relaxer, method.describe(), dtype=case.engine.dtype)
+            return bound_nodes(clean_run, region, relaxer, method.describe(), dtype=case.engine.dtype)
 
     bounds = walk(Relaxer(method.product))
     if shares is not None:
         bounds = walk(Relaxer(learned=_random_shares(bounds, shares)))
     deltas = points.telling(INNER_POINTS)
     some = Points(case, deltas, exhaustive=False)
-    at = deviations(scene.program, scene.clean, region, deltas)
+    at = deviations(clean_run.program, clean_run.clean, region, deltas)
     total = Finding()
     for claim, bound, value, scale in _claims(bounds, at, _sizes(bounds, at), deltas):
         total += compare(some, name, claim, bound, value, scale)
@@ -147,7 +147,7 @@ def _random_shares(bounds: Bounds, seed: int) -> dict[int, Parameters]:
 
     with torch.no_grad():
         # A hopeless walk ends early.
-        known = initial_parameters(bounds, "zero", only_alphas=False, upto=max(bounds.pieces))
+        known = initial_parameters(bounds, "zero", only_alphas=False, upto=max(bounds.enclosures))
     return {index: {key: draw(share) for key, share in node.items()} for index, node in known.items()}
 
 
@@ -184,9 +184,9 @@ def _claims(bounds: Bounds, at: list[Tensor], size: list[Tensor], deltas: Tensor
                 weight = torch.einsum("tnfd,ptd->ptnf", form.double().abs(), inputs.abs())
                 slack = weight.amax(0) + size[index]
                 yield f"{side} form of {where}", _zero(line), sign * at[index] - line, slack
-        if index in bounds.pieces and not node.op.linear:
+        if index in bounds.enclosures and not node.op.linear:
             sources = [at[i] for i in node.inputs]
-            value, weight = _gap(bounds.pieces[index], sources, at[index], generator)
+            value, weight = _gap(bounds.enclosures[index], sources, at[index], generator)
             slack = weight.amax(0) + size[index].squeeze(-1)
             yield f"relaxation of {where}", _zero(value), value, slack
 
@@ -200,7 +200,7 @@ def _zero(value: Tensor) -> Tensor:
 
 
 def _gap(
-    piece: Piece, sources: list[Tensor], out: Tensor, generator: torch.Generator
+    enclosure: Enclosure, sources: list[Tensor], out: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """By how much random forms of an operation's output exceed what `pull` says they are at least.
 
@@ -211,7 +211,7 @@ def _gap(
     # Half of the forms look at few entries, where nothing averages out.
     few = torch.rand(shape, generator=generator) < 1.5 / rows[0, ..., 0].numel()
     rows[..., ::2] *= few[..., ::2]
-    pulled, bias = piece.to(torch.float64).pull(Rows(rows, groups=1, diagonal=False))
+    pulled, bias = enclosure.to(torch.float64).pull(Rows(rows, groups=1, diagonal=False))
     parts = [_apply(p.coefs, source) for p, source in zip(pulled, sources, strict=False)]
     weights = [_apply(p.coefs.abs(), source.abs()) for p, source in zip(pulled, sources, strict=False)]
     constant = out.new_zeros(1) if bias is None else bias.squeeze(1)

@@ -19,14 +19,14 @@ from buffet.lab.soundness.staged import ABSORBING, CANCELLING, CELLS
 from buffet.network import Affine, Center, Mean, Normalise, Softmax
 from buffet.network.functions import FUNCTIONS, Function
 from buffet.optimisation.adam import Adam
-from buffet.propagation import clean_run as scene
+from buffet.propagation import clean_run as clean_run
 from buffet.propagation import substitution, walk
-from buffet.propagation.key_split import Keys
+from buffet.propagation.key_split import KeyForms
 from buffet.propagation.substitution import Bounds
 from buffet.regions import Box, CandidateSet, Cell, LpBall, balls, boxes, cells
 from buffet.relaxations import elementwise, products, softmax
 from buffet.relaxations import table as choices
-from buffet.relaxations.linear import AddPiece, LinesPiece, SoftmaxPiece, _Signed
+from buffet.relaxations.enclosures import LinesEnclosure, SoftmaxEnclosure, SumEnclosure, _Signed
 from buffet.relaxations.table import Relaxer
 from buffet.search.branching import Leaf, Tree
 
@@ -97,7 +97,7 @@ def _with(change: Callable[[Any], dict[str, Any]]) -> Wrong:
     return around(wrong)
 
 
-def _part_of_the_shift(right: Any, self: SoftmaxPiece, rows: Rows) -> Any:
+def _part_of_the_shift(right: Any, self: SoftmaxEnclosure, rows: Rows) -> Any:
     a = self._split(rows.coefs).clone()
     a[:, :, :, :1] += a.median(3, keepdim=True).values
     return right(self, rows.like(a.flatten(2, 3)))
@@ -124,10 +124,10 @@ def _largest_word(right: Any, self: LpBall, form: Tensor) -> Tensor:
 def _beyond(right: Any, self: Adam, *args: Any) -> None:
     right(self, *args)
     with torch.no_grad():
-        self.sheet.values.mul_(2.0).sub_(0.5)
+        self.flat.values.mul_(2.0).sub_(0.5)
 
 
-def _without_constants(keys: Keys) -> Keys:
+def _without_constants(keys: KeyForms) -> KeyForms:
     forms = keys.forms.clone()
     forms[:, :, -1] = 0
     return replace(keys, forms=forms)
@@ -162,7 +162,7 @@ ENDS_ONLY = around(lambda right, f, *rest: right(replace(f, minima=_nowhere, max
 LESS_THAN_ALL = _with(lambda self: {"offsets": self.offsets[:, :, :-1]})
 LESS_BUDGET = _with(lambda self: {"budget": max(self.budget - 1, 0)})
 TOO_FAR = _with(lambda s: {"learned": {i: {k: 1.5 * v for k, v in n.items()} for i, n in s.learned.items()}})
-WRONG_PLANES = around(lambda right, piece, keys: right(_swap(("y_lower", "y_upper"))(piece), keys))
+WRONG_PLANES = around(lambda right, enclosure, keys: right(_swap(("y_lower", "y_upper"))(enclosure), keys))
 EASILY = around(lambda right, self, eps, margins: right(self, eps, margins + 0.05))
 NEAREST = around(lambda right, x, dtype, *, up: x.to(dtype))
 MINUS = around(lambda right, a, b, *, up: a - b)
@@ -213,7 +213,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # Products
     _m("exchanged planes", "L for U", choices, "planes", result(PLANES_SWAPPED), LINES),
     _m("one slope", "U1 with L1's slope in x", choices, "planes",
-       result(lambda piece: replace(piece, x_upper=piece.x_lower)), LINES),
+       result(lambda enclosure: replace(enclosure, x_upper=enclosure.x_lower)), LINES),
     _m("no constants", "planes through 0", choices, "planes", result(_scale(0.0, "lower", "upper")), LINES),
     _m("wrong sign", "of the constants", choices, "planes", result(_scale(-1.0, "lower", "upper")), LINES),
     _m("small constants", "a tenth less", choices, "planes", result(_scale(0.9, "lower", "upper")), LINES),
@@ -221,8 +221,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("α below 0", "α = −0.5", choices, "planes", _alpha(-0.5), LINES),
     _m("two α", "constant for another α", products, "_constant",
        around(lambda right, op, alpha, *corners: right(op, 0.0, *corners)), ("middle", "dual")),
-    _m("nothing left", "of products as a whole", choices, "whole_of", result(_scale(0.0, "reach")), LINES),
-    _m("half left", "of products as a whole", choices, "whole_of", result(_scale(0.5, "reach")), LINES),
+    _m("nothing left", "of products as a whole", choices, "headwise_of", result(_scale(0.0, "reach")), LINES),
+    _m("half left", "of products as a whole", choices, "headwise_of", result(_scale(0.5, "reach")), LINES),
     _m("box's half-widths", "a fiftieth small", Box, "_radius", result(lambda r: 0.98 * r), LINES, 28),
     _m("box's support", "half", Box, "support", result(_scale(0.5, "weights")), LINES, 7),
     _m("box's middle", "taken for 0", Box, "support", result(lambda s: replace(s, middle=None)), LINES, 7),
@@ -233,8 +233,9 @@ MUTANTS: tuple[Mutant, ...] = (
        around(lambda right, differences, touch: right(_narrow(differences), touch)), LSE),
     _m("ER chord", "a tangent instead", softmax, "_chord_at",
        around(lambda right, low, high, x: right((low + high) / 2, (low + high) / 2, x)), LSE),
-    _m("mixture", "weight 2 for L_ER, −1 for L_LSE", choices, "softmax_piece", around(_mixed_twice), LSE, 32),
-    _m("Σp shift", "not added back for one weight", SoftmaxPiece, "pull", around(_part_of_the_shift),
+    _m("mixture", "weight 2 for L_ER, −1 for L_LSE", choices, "softmax_enclosure",
+       around(_mixed_twice), LSE, 32),
+    _m("Σp shift", "not added back for one weight", SoftmaxEnclosure, "pull", around(_part_of_the_shift),
        ("backward, lse", "backward, differences")),
     _m("difference range", "a fifth too small", softmax, "difference_range", result(_narrow), LSE),
     _m("weight range", "from differences a fifth too close", intervals, "difference_range",
@@ -249,9 +250,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("forms exchanged", "lower for upper, pulled", Form, "compose", OTHER_SIDES, FORMS),
     _m("forms pushed", "lower for upper, pushed", Form, "through", OTHER_SIDES, FORMS),
     _m("pushed constants", "lost", Form, "plus", around(lambda right, self, *constants: self), FORMS),
-    _m("lines' constants", "lost when pulled", LinesPiece, "pull", result(lambda v: (v[0], None)), LINES),
+    _m("lines' constants", "lost when pulled", LinesEnclosure, "pull", result(lambda v: (v[0], None)), LINES),
     _m("planes' constants", "lost when pulled", _Signed, "contract", result(torch.zeros_like), LINES),
-    _m("residual", "one branch lost", AddPiece, "pull",
+    _m("residual", "one branch lost", SumEnclosure, "pull",
        around(lambda right, self, rows: ((rows,), None)), LINES),
     _m("own token", "lost beside attention", Rows, "__add__", UNMIXED, LINES, 231),
     _m("mean", "not taken off", Center, "act_transposed", around(lambda right, self, coefs, y: y), LINES),
@@ -259,7 +260,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("one word", "the last moved one forgotten", Local, "compose", around(_first_words_only), LINES),
     _m("one row", "the last moved one taken for still", Bounds, "box_of_local",
        around(_last_row_still), LINES),
-    _m("rounding", "allowance of the wrong sign", scene, "roundings", result(lambda unit: -unit), LINES, 32),
+    _m("rounding", "allowance of the wrong sign", clean_run, "roundings",
+       result(lambda unit: -unit), LINES, 32),
     # Regions
     _m("candidates' extent", "a tenth too small", CandidateSet, "extent", SMALL, BOXES, 282),
     _m("box's extent", "a tenth too small", Box, "extent", SMALL, BOXES, 28),
@@ -280,10 +282,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("one class", "the others not looked at", VERIFY, "proven",
        around(lambda right, margins: right(margins[:, :1])), LINES, 311),
     # Scores whose keys are split off
-    _m("split keys", "the own one counted twice", Keys, "_own", result(lambda r: r.like(2 * r.coefs)),
+    _m("split keys", "the own one counted twice", KeyForms, "_own", result(lambda r: r.like(2 * r.coefs)),
        KEYS, *SPLIT),
-    _m("own key", "lost", Keys, "_own", result(lambda r: r.like(0 * r.coefs)), KEYS, *SPLIT),
-    _m("other keys' constants", "lost", Keys, "of", result(_without_constants), KEYS, *SPLIT),
+    _m("own key", "lost", KeyForms, "_own", result(lambda r: r.like(0 * r.coefs)), KEYS, *SPLIT),
+    _m("other keys' constants", "lost", KeyForms, "of", result(_without_constants), KEYS, *SPLIT),
     _m("keys' planes", "lower for upper", substitution, "key_rows", WRONG_PLANES, KEYS, *SPLIT),
     # Cells, and their tree
     _m("small cell", "planes a fiftieth too near", Cell, "_planes", around(_planes_inside), LINES, *CELLS),
@@ -301,8 +303,8 @@ MUTANTS: tuple[Mutant, ...] = (
        around(lambda right, self, leaves, eps: right(self, leaves, 0.9 * eps)), BY_CELLS, *PLANTED),
     _m("best leaf", "for the worst", Tree, "margins", around(_best_leaf), BY_CELLS, *PLANTED),
     # Rounding: in what is computed from a clean run, and to the last bit
-    _m("residuals of the clean run", "forgotten", scene, "residual", result(_nothing), LINES, *ABSORBING),
-    _m("rounding of rows", "forgotten", scene, "roundings",
+    _m("residuals of the clean run", "forgotten", clean_run, "residual", result(_nothing), LINES, *ABSORBING),
+    _m("rounding of rows", "forgotten", clean_run, "roundings",
        around(lambda right, *_: 0.0), ("forward",), *CANCELLING),
     _m("outward rounding", "to nearest", elementwise, "_stepped", around(lambda right, pair: pair), (),
        "lines in float32", "lines"),

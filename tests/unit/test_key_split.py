@@ -12,7 +12,7 @@ from buffet.loading import ModelConfig
 from buffet.network import Scores, Softmax
 from buffet.network.structure import local_nodes
 from buffet.optimisation.starts import initial_parameters
-from buffet.propagation.clean_run import Scene
+from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.key_split import splits
 from buffet.propagation.plan import PROPAGATIONS
 from buffet.propagation.substitution import Bounds
@@ -26,7 +26,7 @@ TOKENS, WIDTH = 5, 8
 NETWORKS = {("post", "cls", "no_var"): 1, ("post", "mean", "no_var"): 1, ("pre", "mean", "standard"): 0}
 
 
-def scene(position: str, pooling: str, norm: str, layers: int) -> tuple[Scene, torch.Tensor]:
+def clean_run(position: str, pooling: str, norm: str, layers: int) -> tuple[CleanRun, torch.Tensor]:
     config = ModelConfig(
         vocab_size=2,
         hidden_size=WIDTH,
@@ -41,10 +41,10 @@ def scene(position: str, pooling: str, norm: str, layers: int) -> tuple[Scene, t
     generator = torch.Generator().manual_seed(layers)
     model = random_model(config, generator)
     x = torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64)
-    return Scene(*with_differences(model.program64.margins(0), x)), x
+    return CleanRun(*with_differences(model.program64.margins(0), x)), x
 
 
-def bounds_of(where: Scene, region: LpBall, relaxer: Relaxer, chunk: int) -> Bounds:
+def bounds_of(where: CleanRun, region: LpBall, relaxer: Relaxer, chunk: int) -> Bounds:
     backward = PROPAGATIONS["backward"]
     return bound_nodes(where, region, relaxer, backward, dtype=torch.float64, chunk_bytes=chunk)
 
@@ -52,7 +52,7 @@ def bounds_of(where: Scene, region: LpBall, relaxer: Relaxer, chunk: int) -> Bou
 @pytest.mark.parametrize("words", [[[0]], [[1, 3], [4, 0]]])
 @pytest.mark.parametrize("network", NETWORKS, ids="-".join)
 def test_nothing_is_lost(network, words):
-    where, x = scene(*network, layers=3)
+    where, x = clean_run(*network, layers=3)
     region = LpBall(x, words, 2, 0.05)
     start = bounds_of(where, region, Relaxer(), 1 << 20)
     relaxer = Relaxer(learned=initial_parameters(start, "random", only_alphas=True))
@@ -67,7 +67,7 @@ def test_nothing_is_lost(network, words):
 
 @pytest.mark.parametrize("network", NETWORKS, ids="-".join)
 def test_only_rows_of_one_head_above_exact_forms_are_split(network):
-    where, _ = scene(*network, layers=3)
+    where, _ = clean_run(*network, layers=3)
     nodes, local = where.program.nodes, local_nodes(where.program)
     scores = [i for i, node in enumerate(nodes) if isinstance(node.op, Scores)]
     for layer, index in enumerate(scores):
@@ -82,8 +82,8 @@ def test_only_rows_of_one_head_above_exact_forms_are_split(network):
 
 
 def test_precisions_do_not_share_forms():
-    where, x = scene(*next(iter(NETWORKS)), layers=2)
+    where, x = clean_run(*next(iter(NETWORKS)), layers=2)
     bounds = bounds_of(where, LpBall(x, [[2]], 2, 0.1), Relaxer(), 1 << 20)
     assert bounds.keys
     assert not bounds.precise().keys
-    assert not replace(bounds, keys={}).relaxed(Relaxer(), torch.float32).keys
+    assert not replace(bounds, key_forms={}).relaxed(Relaxer(), torch.float32).keys

@@ -25,7 +25,13 @@ from buffet.network import (
     Rescale,
     Scores,
 )
-from buffet.relaxations.linear import AddPiece, LinesPiece, PlanesPiece, SoftmaxPiece, exact_piece
+from buffet.relaxations.enclosures import (
+    LinesEnclosure,
+    PlanesEnclosure,
+    SoftmaxEnclosure,
+    SumEnclosure,
+    exact_enclosure,
+)
 from random_forms import KINDS, TASKS, TOKENS, WIDTH, random, random_form, random_rows, spelt_out
 
 OUT = 5
@@ -60,7 +66,7 @@ def rows_of(op: Op, kind: str) -> Rows:
 
 
 def piece_of(op: Op, dtype: torch.dtype = torch.float64):
-    return exact_piece(op, (random(TOKENS, WIDTH),), dtype)
+    return exact_enclosure(op, (random(TOKENS, WIDTH),), dtype)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -114,20 +120,20 @@ def test_pieces_have_the_precision_asked_for_and_nonlinear_operations_none():
 
 def test_add_gives_its_rows_to_both_and_sums_forms():
     rows = random_rows(TOKENS, WIDTH, groups=TOKENS, diagonal=True)
-    parts, bias = exact_piece(Add(), (), torch.float64).pull(rows)
+    parts, bias = exact_enclosure(Add(), (), torch.float64).pull(rows)
     assert [p is rows for p in parts] == [True, True]
     assert bias is None
     a, b = random_form(1), random_form(2)
-    total = AddPiece().push(a, b)
+    total = SumEnclosure().push(a, b)
     torch.testing.assert_close(total.lower, a.lower + b.lower)
     torch.testing.assert_close(total.upper, a.upper + b.upper)
-    assert AddPiece().push(Form.exactly(a.lower), Form.exactly(b.lower)).exact
+    assert SumEnclosure().push(Form.exactly(a.lower), Form.exactly(b.lower)).exact
     for forms in ((a, Form.exactly(b.lower)), (Form.exactly(b.lower), a)):
-        assert not AddPiece().push(*forms).exact
-        torch.testing.assert_close(AddPiece().push(*forms).upper, a.upper + b.lower)
+        assert not SumEnclosure().push(*forms).exact
+        torch.testing.assert_close(SumEnclosure().push(*forms).upper, a.upper + b.lower)
 
 
-# --- relaxed pieces: the bound of every row spelt out -------------------------------------------------------
+# --- relaxed operations: the bound of every row spelt out ---------------------------------------------------
 
 
 def bounded_row(full: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -141,7 +147,7 @@ def test_lines_pull(kind):
     rows = random_rows(TOKENS, WIDTH, **KINDS[kind])
     ls, li, us, ui = (random(TASKS, TOKENS, WIDTH, seed=s) for s in range(10, 14))
     x = random(TASKS, TOKENS, WIDTH, seed=14)
-    (pulled,), bias = LinesPiece(ls, li, us, ui).pull(rows)
+    (pulled,), bias = LinesEnclosure(ls, li, us, ui).pull(rows)
     full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1)
     torch.testing.assert_close(pulled.contract(x) + bias, bounded_row(full, ls * x + li, us * x + ui))
     assert (pulled.groups, pulled.diagonal) == (rows.groups, rows.diagonal)
@@ -150,7 +156,7 @@ def test_lines_pull(kind):
 def test_lines_push():
     ls, li, us, ui = (random(TASKS, TOKENS, WIDTH, seed=s) for s in range(10, 14))
     for form in (random_form(), Form.exactly(random_form().lower)):
-        pushed = LinesPiece(ls, li, us, ui).push(form)
+        pushed = LinesEnclosure(ls, li, us, ui).push(form)
         lower = ls.clamp(min=0)[..., None] * form.lower + ls.clamp(max=0)[..., None] * form.upper
         upper = us.clamp(min=0)[..., None] * form.upper + us.clamp(max=0)[..., None] * form.lower
         lower[..., -1] += li
@@ -180,7 +186,7 @@ def value_of(op: Bilinear, axes: str, tokens: int, seed: int) -> Tensor:
     return random(TASKS, *(n[c] for c in axes), seed=seed).flatten(2)
 
 
-def planes_piece(op: Bilinear, tokens: int, *, shared: bool, thin: bool) -> PlanesPiece:
+def planes_piece(op: Bilinear, tokens: int, *, shared: bool, thin: bool) -> PlanesEnclosure:
     """Random planes, those of y `shared` by both sides or not.
 
     With `thin` the coefficients have size 1 on the axes the other factor does not have.
@@ -191,7 +197,7 @@ def planes_piece(op: Bilinear, tokens: int, *, shared: bool, thin: bool) -> Plan
         return random(TASKS, *(n[c] if c in axes or not thin else 1 for c in op.terms), seed=seed)
 
     y_lower = coefficients(op.x, 22)
-    return PlanesPiece(
+    return PlanesEnclosure(
         op=op,
         x_lower=coefficients(op.y, 20),
         x_upper=coefficients(op.y, 21),
@@ -202,15 +208,15 @@ def planes_piece(op: Bilinear, tokens: int, *, shared: bool, thin: bool) -> Plan
     )
 
 
-def plane_values(piece: PlanesPiece, x: Tensor, y: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+def plane_values(enclosure: PlanesEnclosure, x: Tensor, y: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """The lower and the upper plane of every output entry at deviations (x, y), term by term."""
-    op, n = piece.op, sizes(piece.op, tokens)
+    op, n = enclosure.op, sizes(enclosure.op, tokens)
     shape = (TASKS, *(n[c] for c in op.terms))
     x, y = x.reshape(TASKS, *(n[c] for c in op.x)), y.reshape(TASKS, *(n[c] for c in op.y))
     sides = []
     for x_plane, y_plane, constant in (
-        (piece.x_lower, piece.y_lower, piece.lower),
-        (piece.x_upper, piece.y_upper, piece.upper),
+        (enclosure.x_lower, enclosure.y_lower, enclosure.lower),
+        (enclosure.x_upper, enclosure.y_upper, enclosure.upper),
     ):
         part_x = torch.einsum(f"t{op.terms},t{op.x}->t{op.out}", x_plane.expand(shape), x)
         part_y = torch.einsum(f"t{op.terms},t{op.y}->t{op.out}", y_plane.expand(shape), y)
@@ -224,17 +230,17 @@ def plane_values(piece: PlanesPiece, x: Tensor, y: Tensor, tokens: int) -> tuple
 def test_planes_pull(name, kind, shared, thin):
     op, tokens = BILINEAR[name]
     settings = {**KINDS[kind], "groups": min(tokens, KINDS[kind]["groups"])}
-    piece = planes_piece(op, tokens, shared=shared, thin=thin)
-    rows = random_rows(tokens, piece.lower.shape[-1], **settings)
+    enclosure = planes_piece(op, tokens, shared=shared, thin=thin)
+    rows = random_rows(tokens, enclosure.lower.shape[-1], **settings)
     x, y = value_of(op, op.x, tokens, 30), value_of(op, op.y, tokens, 31)
-    (to_x, to_y), bias = piece.pull(rows)
+    (to_x, to_y), bias = enclosure.pull(rows)
     full = spelt_out(rows, tokens).expand(TASKS, -1, -1, -1, -1)
-    expected = bounded_row(full, *plane_values(piece, x, y, tokens))
+    expected = bounded_row(full, *plane_values(enclosure, x, y, tokens))
     torch.testing.assert_close(to_x.contract(x) + to_y.contract(y) + bias, expected)
     assert to_x.groups == to_y.groups == rows.groups
     assert to_x.diagonal == rows.diagonal
     assert to_y.diagonal == (rows.diagonal and isinstance(op, Rescale))
-    alone, same_bias = piece.pull_x(rows)
+    alone, same_bias = enclosure.pull_x(rows)
     assert torch.equal(alone.coefs, to_x.coefs)
     assert torch.equal(same_bias, bias)
 
@@ -246,12 +252,12 @@ def test_planes_pull_to_moved_tokens(name, kind, shared, thin):
     """Looking at the moved tokens only finds the coefficients that looking at all of them finds there."""
     op, tokens = BILINEAR[name]
     settings = {**KINDS[kind], "groups": min(tokens, KINDS[kind]["groups"])}
-    piece = planes_piece(op, tokens, shared=shared, thin=thin)
-    rows = random_rows(tokens, piece.lower.shape[-1], **settings)
-    whole, bias = piece.pull(rows)
+    enclosure = planes_piece(op, tokens, shared=shared, thin=thin)
+    rows = random_rows(tokens, enclosure.lower.shape[-1], **settings)
+    whole, bias = enclosure.pull(rows)
     task = torch.arange(TASKS)[:, None]
     for moved in (torch.tensor([[0], [0], [0]]), torch.tensor([[0, 1], [3, 0], [2, 1]]) % min(tokens, KEYS)):
-        parts, same_bias = piece.pull_moved(rows, (moved, moved))
+        parts, same_bias = enclosure.pull_moved(rows, (moved, moved))
         torch.testing.assert_close(same_bias, bias)
         for part, full in zip(parts, whole, strict=True):
             assert part.moved == (not full.diagonal)
@@ -266,27 +272,27 @@ def test_planes_pull_to_moved_tokens(name, kind, shared, thin):
 def test_planes_push(name, shared):
     """Exact forms: the planes themselves. With a spread: the worst of all values the forms allow."""
     op, tokens = BILINEAR[name]
-    piece = planes_piece(op, tokens, shared=shared, thin=True)
+    enclosure = planes_piece(op, tokens, shared=shared, thin=True)
     x, y = (value_of(op, axes, tokens, seed) for axes, seed in ((op.x, 30), (op.y, 31)))
 
     def constant(value: Tensor) -> Tensor:
         return torch.stack([torch.zeros_like(value), value], -1)
 
-    exact = piece.push(Form.exactly(constant(x)), Form.exactly(constant(y)))
-    lower, upper = plane_values(piece, x, y, tokens)
+    exact = enclosure.push(Form.exactly(constant(x)), Form.exactly(constant(y)))
+    lower, upper = plane_values(enclosure, x, y, tokens)
     torch.testing.assert_close(exact.lower[..., -1], lower)
     torch.testing.assert_close(exact.upper[..., -1], upper)
 
     spread = [value_of(op, axes, tokens, seed).abs() for axes, seed in ((op.x, 32), (op.y, 33))]
-    wide = piece.push(
+    wide = enclosure.push(
         *(Form.between(constant(v - r), constant(v + r)) for v, r in zip((x, y), spread, strict=True))
     )
     size = replace(
-        piece,
-        x_lower=piece.x_lower.abs(),
-        x_upper=piece.x_upper.abs(),
-        y_lower=piece.y_lower.abs(),
-        y_upper=piece.y_upper.abs(),
+        enclosure,
+        x_lower=enclosure.x_lower.abs(),
+        x_upper=enclosure.x_upper.abs(),
+        y_lower=enclosure.y_lower.abs(),
+        y_upper=enclosure.y_upper.abs(),
         lower=torch.zeros_like(lower),
         upper=torch.zeros_like(upper),
     )
@@ -295,39 +301,39 @@ def test_planes_push(name, shared):
     torch.testing.assert_close(wide.upper[..., -1], upper + above)
 
 
-def softmax_piece() -> SoftmaxPiece:
+def softmax_enclosure() -> SoftmaxEnclosure:
     """Random slopes of two heads over three keys."""
     slopes = [random(TASKS, TOKENS, 2, 3, 3, seed=s) for s in (40, 41)]
-    return SoftmaxPiece(*slopes, *(random(TASKS, TOKENS, WIDTH, seed=s) for s in (42, 43)))
+    return SoftmaxEnclosure(*slopes, *(random(TASKS, TOKENS, WIDTH, seed=s) for s in (42, 43)))
 
 
-def softmax_values(piece: SoftmaxPiece, scores: Tensor) -> tuple[Tensor, Tensor]:
+def softmax_values(enclosure: SoftmaxEnclosure, scores: Tensor) -> tuple[Tensor, Tensor]:
     heads = scores.unflatten(-1, (2, 3))
     lower, upper = (
         torch.einsum("tnhjk,tnhk->tnhj", slope, heads).flatten(2)
-        for slope in (piece.lower_slope, piece.upper_slope)
+        for slope in (enclosure.lower_slope, enclosure.upper_slope)
     )
-    return lower + piece.lower, upper + piece.upper
+    return lower + enclosure.lower, upper + enclosure.upper
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_softmax_pull(kind):
     """The weights of a query and head sum to 1: their coefficients count from the middle one."""
-    piece, rows = softmax_piece(), random_rows(TOKENS, WIDTH, **KINDS[kind])
+    enclosure, rows = softmax_enclosure(), random_rows(TOKENS, WIDTH, **KINDS[kind])
     x = random(TASKS, TOKENS, WIDTH, seed=44)
-    (pulled,), bias = piece.pull(rows)
+    (pulled,), bias = enclosure.pull(rows)
     full = spelt_out(rows, TOKENS).expand(TASKS, -1, -1, -1, -1).unflatten(-1, (2, 3))
     shifted = full - full.sort(-1).values[..., 1:2]
     if rows.diagonal:  # tokens that a row does not read have no coefficients to shift
         shifted = torch.where((full != 0).any(-1, keepdim=True), shifted, 0.0)
-    expected = bounded_row(shifted.flatten(-2), *softmax_values(piece, x))
+    expected = bounded_row(shifted.flatten(-2), *softmax_values(enclosure, x))
     torch.testing.assert_close(pulled.contract(x) + bias, expected)
     assert (pulled.groups, pulled.diagonal) == (rows.groups, rows.diagonal)
 
 
 def test_softmax_push():
-    piece, x = softmax_piece(), random(TASKS, TOKENS, WIDTH, seed=44)
-    pushed = piece.push(Form.exactly(torch.stack([0 * x, x], -1)))
-    lower, upper = softmax_values(piece, x)
+    enclosure, x = softmax_enclosure(), random(TASKS, TOKENS, WIDTH, seed=44)
+    pushed = enclosure.push(Form.exactly(torch.stack([0 * x, x], -1)))
+    lower, upper = softmax_values(enclosure, x)
     torch.testing.assert_close(pushed.lower[..., -1], lower)
     torch.testing.assert_close(pushed.upper[..., -1], upper)

@@ -1,4 +1,4 @@
-"""Rows as functions of the shares: the same as by substitution, and so is their gradient."""
+"""Rows as functions of the parameters: the same as by substitution, and so is their gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from buffet.loading.config import ModelConfig
 from buffet.methods import method_named
 from buffet.network import Apply
 from buffet.optimisation.dual import Lagrangian
-from buffet.optimisation.flat import Sheet
+from buffet.optimisation.flat import FlatParameters
 from buffet.optimisation.starts import initial_parameters
 from buffet.propagation.plan import PROPAGATIONS, needed_boxes
 from buffet.propagation.substitution import Bounds, OutOfTime
@@ -50,30 +50,30 @@ NETWORKS: dict[str, dict[str, object]] = {
 }
 
 
-def setting(network: str, region: Region, softmax: str) -> tuple[Bounds, Sheet]:
-    """Boxes of a network, and random shares of everything that is free over them."""
+def setting(network: str, region: Region, softmax: str) -> tuple[Bounds, FlatParameters]:
+    """Boxes of a network, and random parameters of everything that is free over them."""
     shape = {"vocab_size": 2, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_attention_heads": 2}
     config = ModelConfig(**{**shape, "num_hidden_layers": 2, **NETWORKS[network]})
     generator = torch.Generator().manual_seed(3)
     program = random_model(config, generator).program64
     method = method_named("backward", softmax=softmax)
-    scene = method.scene(program, X, int(program.evaluate(X.double()).argmax()))
-    bounds = bound_nodes(scene, region, Relaxer(), PROPAGATIONS["backward"], dtype=torch.float64)
-    assert len(scene.program.nodes) - 1 in bounds.pieces
+    clean_run = method.clean_run(program, X, int(program.evaluate(X.double()).argmax()))
+    bounds = bound_nodes(clean_run, region, Relaxer(), PROPAGATIONS["backward"], dtype=torch.float64)
+    assert len(clean_run.program.nodes) - 1 in bounds.enclosures
     start = initial_parameters(bounds, "zero", only_alphas=False)
     drawn = {
         i: {k: torch.rand(v.shape, generator=generator, dtype=v.dtype) for k, v in node.items()}
         for i, node in start.items()
     }
-    return bounds, Sheet(drawn)
+    return bounds, FlatParameters(drawn)
 
 
-def compare(bounds: Bounds, sheet: Sheet, dtype: torch.dtype, tolerance: float) -> None:
-    exact = bounds.relaxed(Relaxer(learned=sheet.shares), torch.float64)
+def compare(bounds: Bounds, flat: FlatParameters, dtype: torch.dtype, tolerance: float) -> None:
+    exact = bounds.relaxed(Relaxer(learned=flat.parameters), torch.float64)
     deviation = exact.margin(exact.locals)
     weights = rows(*deviation.shape, seed=5).double()
-    right = sheet.gradient(deviation, weights)
-    margins, gradient = Lagrangian.of_margins(bounds, dtype).bound(sheet)
+    right = flat.gradient(deviation, weights)
+    margins, gradient = Lagrangian.of_margins(bounds, dtype).bound(flat)
     found = gradient(weights)
     size = deviation.detach().abs()
     assert ((margins - bounds.clean[-1] - deviation.detach()).abs() <= tolerance * size).all()
@@ -84,10 +84,10 @@ def compare(bounds: Bounds, sheet: Sheet, dtype: torch.dtype, tolerance: float) 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_margin_and_gradient_are_those_of_substitution(network, softmax):
     with torch.no_grad():
-        bounds, sheet = setting(network, REGIONS["L2"], softmax)
+        bounds, flat = setting(network, REGIONS["L2"], softmax)
     # points of GELU are looked up in a table, which makes an error of 1e-4 in them
-    compare(bounds, sheet, torch.float64, 1e-4 if "gelu" in network else 1e-6)
-    compare(bounds, sheet, torch.float32, 1e-3)
+    compare(bounds, flat, torch.float64, 1e-4 if "gelu" in network else 1e-6)
+    compare(bounds, flat, torch.float32, 1e-3)
 
 
 @pytest.mark.parametrize("softmax", ["decomposed", "differences"])
@@ -95,10 +95,10 @@ def test_margin_and_gradient_are_those_of_substitution(network, softmax):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_rows_of_every_box_are_those_of_substitution(network, region, softmax):
     with torch.no_grad():
-        bounds, sheet = setting(network, REGIONS[region], softmax)
-    exact = bounds.relaxed(Relaxer(learned=sheet.shares), torch.float64)
+        bounds, flat = setting(network, REGIONS[region], softmax)
+    exact = bounds.relaxed(Relaxer(learned=flat.parameters), torch.float64)
     free = 0
-    for node in needed_boxes(bounds.scene.program):
+    for node in needed_boxes(bounds.clean_run.program):
         root, units = bounds.units([node])
         tokens = len(bounds.clean[root])
         found = exact.substitute(root, Rows(units[None, None], tokens, diagonal=True), exact.locals)
@@ -107,10 +107,10 @@ def test_rows_of_every_box_are_those_of_substitution(network, region, softmax):
             continue
         free += 1
         weights = rows(*lower.shape, seed=5).double()
-        right = torch.autograd.grad(lower, [sheet.values], weights, retain_graph=True)[0]
+        right = torch.autograd.grad(lower, [flat.values], weights, retain_graph=True)[0]
         each = torch.einsum("np,fu->nfpu", torch.eye(tokens, dtype=torch.float64), units).flatten(2)
         lagrangian = Lagrangian.over(bounds, root, each)
-        again, gradient = lagrangian.bound(sheet)
+        again, gradient = lagrangian.bound(flat)
         deviation, size = again - lagrangian.clean, lower.detach().abs().amax(1, keepdim=True)
         # points of GELU are looked up in a table
         assert ((deviation - lower.detach()).abs() <= 1e-4 * size).all()
@@ -121,28 +121,28 @@ def test_rows_of_every_box_are_those_of_substitution(network, region, softmax):
 @pytest.mark.parametrize("region", REGIONS)
 def test_every_region_has_its_lowest_point(region):
     with torch.no_grad():
-        bounds, sheet = setting("relu", REGIONS[region], "decomposed")
-    compare(bounds, sheet, torch.float64, 1e-6)
+        bounds, flat = setting("relu", REGIONS[region], "decomposed")
+    compare(bounds, flat, torch.float64, 1e-6)
 
 
 def test_what_the_margin_does_not_read_has_no_gradient():
     """Queries of the last layer other than the first token's."""
     with torch.no_grad():
-        bounds, sheet = setting("gelu_new, one layer", REGIONS["L2"], "decomposed")
+        bounds, flat = setting("gelu_new, one layer", REGIONS["L2"], "decomposed")
     lagrangian = Lagrangian.of_margins(bounds)
-    _, gradient = lagrangian.bound(sheet)
-    found = sheet.reading(gradient(torch.ones(2, 1)))
+    _, gradient = lagrangian.bound(flat)
+    found = flat.reading(gradient(torch.ones(2, 1)))
     assert all((part[:, 1:] == 0).all() for node in found.values() for part in node.values())
     assert any((part[:, :1] != 0).any() for node in found.values() for part in node.values())
 
 
 def test_a_task_without_a_bound_leaves_the_others_alone():
     with torch.no_grad():
-        bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
-        right = Lagrangian.of_margins(bounds).bound(sheet)[0]
+        bounds, flat = setting("relu", REGIONS["L2"], "decomposed")
+        right = Lagrangian.of_margins(bounds).bound(flat)[0]
         for box in bounds.boxes.values():
             box.lower[0], box.upper[0] = torch.nan, torch.nan
-    margins, gradient = Lagrangian.of_margins(bounds).bound(sheet)
+    margins, gradient = Lagrangian.of_margins(bounds).bound(flat)
     assert margins[0].isnan().all()
     assert torch.equal(margins[1], right[1])
     assert gradient(torch.ones_like(margins))[1].isfinite().all()
@@ -151,16 +151,16 @@ def test_a_task_without_a_bound_leaves_the_others_alone():
 def test_sides_without_a_share_keep_their_default_line():
     """What was learned at another ε may lack sides that are free here, and have some that are not."""
     with torch.no_grad():
-        bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
-    shares = sheet.shares
+        bounds, flat = setting("relu", REGIONS["L2"], "decomposed")
+    parameters = flat.parameters
     lines = [i for i, node in enumerate(bounds.nodes) if isinstance(node.op, Apply)]
-    shares[lines[0]] = {}
-    shares[lines[1]]["upper"] = shares[lines[1]]["lower"]
-    compare(bounds, Sheet(shares), torch.float64, 1e-6)
+    parameters[lines[0]] = {}
+    parameters[lines[1]]["upper"] = parameters[lines[1]]["lower"]
+    compare(bounds, FlatParameters(parameters), torch.float64, 1e-6)
 
 
 def test_a_deadline_is_looked_at_on_the_way():
     with torch.no_grad():
-        bounds, sheet = setting("relu", REGIONS["L2"], "decomposed")
+        bounds, flat = setting("relu", REGIONS["L2"], "decomposed")
     with pytest.raises(OutOfTime):
-        Lagrangian.of_margins(replace(bounds, deadline=0.0)).bound(sheet)
+        Lagrangian.of_margins(replace(bounds, deadline=0.0)).bound(flat)

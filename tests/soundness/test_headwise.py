@@ -17,9 +17,9 @@ from buffet.network import Mix
 from buffet.regions import Box as InputBox
 from buffet.regions import CandidateSet, Cell, LpBall, Region
 from buffet.regions.cells import Cuts
-from buffet.relaxations.headwise import Whole, WholePiece
+from buffet.relaxations.headwise import HeadwiseEnclosure, HeadwiseProduct
 from buffet.relaxations.products import planes
-from buffet_checker import pieces as checked
+from buffet_checker import enclosures as checked
 from buffet_checker import regions as checked_regions
 from buffet_checker.rows import Local as CheckedLocal
 from buffet_checker.rows import Rows as CheckedRows
@@ -83,11 +83,13 @@ class Setting:
             return self.draw(2, QUERIES, HEADS, salt=6).sigmoid()
         return torch.full((2, QUERIES, HEADS), self.share, dtype=torch.float64)
 
-    def piece(self) -> WholePiece:
+    def enclosure(self) -> HeadwiseEnclosure:
         flat = planes(
             OP, self.clean, self.weights, self.values, alpha_lower=0.3, alpha_upper=0.6, dtype=self.dtype
         )
-        return Whole.of(OP, self.clean, self.weights, self.local, self.region).mixed(flat, self.shares)
+        return HeadwiseProduct.of(OP, self.clean, self.weights, self.local, self.region).mixed(
+            flat, self.shares
+        )
 
     @property
     def values(self) -> Box:
@@ -138,8 +140,8 @@ SETTINGS = st.builds(
 @QUICK
 @given(SETTINGS, st.booleans())
 def test_rows_are_bounded_for_all_weights_and_values(setting, diagonal):
-    piece, rows = setting.piece(), setting.rows(diagonal)
-    (to_a, to_b), constant = piece.pull(rows)
+    enclosure, rows = setting.enclosure(), setting.rows(diagonal)
+    (to_a, to_b), constant = enclosure.pull(rows)
     _, a, b, out = setting.points(40)
     sizes = 32 * torch.finfo(setting.dtype).eps * setting.sizes(a, b)
     slack = rows.like(rows.coefs.abs()).contract(sizes.to(setting.dtype))
@@ -155,7 +157,7 @@ def test_forms_pushed_through_it_hold(setting):
     ends = setting.weights.lower, setting.weights.upper
     still = torch.zeros(2, QUERIES, HEADS * KEYS, len(setting.words[0]) * WIDTH)
     sides = [torch.cat([still, end.unsqueeze(-1)], -1).to(setting.dtype) for end in ends]
-    form = setting.piece().push(Form.between(*sides), setting.local.form(KEYS))
+    form = setting.enclosure().push(Form.between(*sides), setting.local.form(KEYS))
     delta, a, b, out = setting.points(40)
     inputs = torch.cat([delta.flatten(2), torch.ones(40, 2, 1)], -1)
     lower, upper = (torch.einsum("tnfd,ptd->ptnf", s.double(), inputs) for s in (form.lower, form.upper))
@@ -170,12 +172,12 @@ def test_many_features_lose_less_as_a_whole(p):
     setting = Setting(1, WORDS[0], p, 0.5, 0.3, 1.0, share=None)
     lost = {}
     for share in (0.0, 1.0):
-        piece = Setting(1, WORDS[0], p, 0.5, 0.3, 1.0, share).piece()
+        enclosure = Setting(1, WORDS[0], p, 0.5, 0.3, 1.0, share).enclosure()
         rows = setting.rows(diagonal=True)
-        (_, _), constant = piece.pull(rows)
+        (_, _), constant = enclosure.pull(rows)
         lost[share] = -constant
     alone = Rows(rows.coefs.abs(), QUERIES, True).contract(
-        Whole.of(OP, setting.clean, setting.weights, setting.local, setting.region).spread()
+        HeadwiseProduct.of(OP, setting.clean, setting.weights, setting.local, setting.region).spread()
     )
     assert (lost[1.0] <= alone * (1 + 1e-12)).all()
     assert lost[1.0].mean() < 0.9 * alone.mean()
@@ -189,7 +191,7 @@ def test_of_a_cell_the_ball_around_it_counts():
     cell = Cell(ball, Cuts((0,), direction), [[(0.1, 0.4)]])
     weights = Box(setting.weights.lower[:1], setting.weights.upper[:1])
     local = Local(setting.local.matrix, ball.moved, setting.local.unrounded)
-    whole, part = (Whole.of(OP, setting.clean, weights, local, region) for region in (ball, cell))
+    whole, part = (HeadwiseProduct.of(OP, setting.clean, weights, local, region) for region in (ball, cell))
     assert torch.equal(whole.reach, part.reach)
     assert torch.equal(whole.middle, part.middle)
 
@@ -209,8 +211,8 @@ def checked_region(setting: Setting, task: int) -> checked_regions.Region:
 @QUICK
 @given(SETTINGS.filter(lambda s: s.dtype == torch.float64), st.booleans())
 def test_the_checker_finds_the_same_bounds_and_they_hold(setting, diagonal):
-    piece, rows = setting.piece(), setting.rows(diagonal)
-    (to_a, to_b), constant = piece.pull(rows)
+    enclosure, rows = setting.enclosure(), setting.rows(diagonal)
+    (to_a, to_b), constant = enclosure.pull(rows)
     _, a, b, out = setting.points(40)
     for task in range(2):
         region = checked_region(setting, task)

@@ -1,4 +1,4 @@
-"""Linear pieces: what a relaxed operation does to linear forms, backwards (`pull`) and forwards (`push`)."""
+"""Linear enclosures: what a relaxed operation does to linear forms, backwards (`pull`) and forwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Account(Protocol):
     def of_lines(self, index: int, slopes: tuple[Tensor, Tensor]) -> Float[Tensor, "_ _ _"]: ...
 
 
-class Piece:
+class Enclosure:
     """A (relaxed) operation as linear bounds of its output deviation in its input deviations."""
 
     def pull(self, rows: Rows) -> Pulled:
@@ -45,8 +45,8 @@ class Piece:
         """Linear bounds of the inputs to linear bounds of the output."""
         raise NotImplementedError
 
-    def widened(self, error: Float[Tensor, "tasks tokens features"]) -> Piece:
-        """The piece with room for an error of its output on both sides."""
+    def widened(self, error: Float[Tensor, "tasks tokens features"]) -> Enclosure:
+        """The enclosure with room for an error of its output on both sides."""
         raise NotImplementedError
 
     def error(self, account: Account, index: int) -> Float[Tensor, "tasks tokens features"] | None:
@@ -57,8 +57,8 @@ class Piece:
         """The largest slopes and intercepts, below or above, where there are slopes of every entry."""
         return None
 
-    def to(self, dtype: torch.dtype) -> Piece:
-        """The same piece with its numbers in another precision."""
+    def to(self, dtype: torch.dtype) -> Enclosure:
+        """The same enclosure with its numbers in another precision."""
         tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}  # type: ignore[arg-type]
         if all(v.dtype == dtype for v in tensors.values()):
             return self
@@ -67,8 +67,8 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearPiece(Piece):
-    """A linear operation of one value, which is its own piece."""
+class LinearEnclosure(Enclosure):
+    """A linear operation of one value, which is its own enclosure."""
 
     op: Linear
     coefs: Tensor
@@ -82,7 +82,7 @@ class LinearPiece(Piece):
 
 
 @dataclass(frozen=True, eq=False)
-class AddPiece(Piece):
+class SumEnclosure(Enclosure):
     """The sum of two values, with what both may be off by (`rounding`), once it is known."""
 
     allowance: Float[Tensor, "tasks tokens features"] | None = None
@@ -96,22 +96,22 @@ class AddPiece(Piece):
         total = forms[0] + forms[1]
         return total if self.allowance is None else total.plus(torch.stack([-self.allowance, self.allowance]))
 
-    def widened(self, error: Tensor) -> AddPiece:
-        return AddPiece(error)
+    def widened(self, error: Tensor) -> SumEnclosure:
+        return SumEnclosure(error)
 
     def error(self, account: Account, index: int) -> Tensor:
         return account.of_sum(index)
 
 
-def exact_piece(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Piece | None:
-    """The piece of a linear operation; None for a nonlinear one, which has to be relaxed."""
+def exact_enclosure(op: Op, clean: tuple[Tensor, ...], dtype: torch.dtype) -> Enclosure | None:
+    """The enclosure of a linear operation; None for a nonlinear one, which has to be relaxed."""
     if isinstance(op, Linear):
-        return LinearPiece(op, op.coefficients(clean[0]).to(dtype))
-    return AddPiece() if isinstance(op, Add) else None
+        return LinearEnclosure(op, op.coefficients(clean[0]).to(dtype))
+    return SumEnclosure() if isinstance(op, Add) else None
 
 
 @dataclass(frozen=True, eq=False)
-class LinesPiece(Piece):
+class LinesEnclosure(Enclosure):
     """An elementwise function between two lines: ``ls·x + li ≤ f ≤ us·x + ui``."""
 
     lower_slope: Float[Tensor, "tasks tokens features"]
@@ -138,13 +138,13 @@ class LinesPiece(Piece):
         intercepts = self.lower_intercept, self.upper_intercept
         return _largest(self.lower_slope, self.upper_slope), _largest(*intercepts)
 
-    def widened(self, error: Tensor) -> LinesPiece:
+    def widened(self, error: Tensor) -> LinesEnclosure:
         lower, upper = self.lower_intercept - error, self.upper_intercept + error
         return replace(self, lower_intercept=lower, upper_intercept=upper)
 
 
 @dataclass(frozen=True, eq=False)
-class PlanesPiece(Piece):
+class PlanesEnclosure(Enclosure):
     """A sum of products between two planes per term (`products.planes`).
 
     Per term, ``x_lower·x + y_lower·y`` plus a constant bounds the product from below, and likewise from above
@@ -224,7 +224,7 @@ class PlanesPiece(Piece):
     def error(self, account: Account, index: int) -> Tensor:
         return account.of_product(index)
 
-    def widened(self, error: Tensor) -> PlanesPiece:
+    def widened(self, error: Tensor) -> PlanesEnclosure:
         return replace(self, lower=self.lower - error, upper=self.upper + error)
 
     def _from_x(self, planes: Tensor, sides: Tensor) -> Tensor:
@@ -243,8 +243,8 @@ class PlanesPiece(Piece):
 
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxPiece(Piece):
-    """Attention weights between linear functions of all scores of their query (`softmax.softmax_piece`).
+class SoftmaxEnclosure(Enclosure):
+    """Attention weights between linear functions of all scores of their query (`softmax.softmax_enclosure`).
 
     ``lower_slope[..., j, k]`` is the slope of weight j in score k below, `upper_slope` above. Weights of one
     query sum to 1, so their deviations to 0: any constant may be taken off their coefficients before they
@@ -292,7 +292,7 @@ class SoftmaxPiece(Piece):
     def steepness(self) -> tuple[Tensor, Tensor]:
         return _largest(self.lower_slope, self.upper_slope), _largest(self.lower, self.upper)
 
-    def widened(self, error: Tensor) -> SoftmaxPiece:
+    def widened(self, error: Tensor) -> SoftmaxEnclosure:
         return replace(self, lower=self.lower - error, upper=self.upper + error)
 
     def _split(self, value: Tensor) -> Tensor:
