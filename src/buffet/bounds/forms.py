@@ -198,6 +198,13 @@ class Local:
             form = (self.matrix.mT @ coefs[task, self.moved]).unflatten(-1, (rows.groups, -1))
         return form.flatten(1, 2).permute(0, 2, 3, 1), None
 
+    def units(self) -> Float[Tensor, "tasks inputs moved rows"]:
+        """Forms of every feature at every moved token, and of their negatives."""
+        tasks, moved = self.moved.shape
+        sides = torch.cat([self.matrix, -self.matrix]).mT  # inputs, rows
+        each = torch.eye(moved, dtype=sides.dtype, device=sides.device)[:, None, :, None] * sides[:, None]
+        return each.flatten(0, 1).expand(tasks, -1, -1, -1)
+
     def form(self, tokens: int) -> Form:
         """The same as a form of every token, zero where nothing moves."""
         tasks, moved = self.moved.shape

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -74,12 +74,8 @@ class Bounds:
     locals: dict[int, Local] = field(default_factory=dict)
     key_forms: dict[int, KeyForms] = field(default_factory=dict)  # of scores whose rows are split by token
     ranges: dict[tuple[int, Side], tuple[Tensor, Tensor]] = field(default_factory=dict)  # of `slopes`
-    sizes: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # of kept forms, as rounding errors scale with them
-    rounding_shares: list[Tensor] = field(
-        default_factory=list
-    )  # of tightened boxes that rounding may be, by task
+    sizes: dict[int, Tensor] = field(default_factory=dict)  # of kept forms: rounding errors scale with them
+    rounding_shares: list[Tensor] = field(default_factory=list)  # of tightened boxes that rounding may be
 
     @staticmethod
     def start(
@@ -126,17 +122,8 @@ class Bounds:
         """
         unit = self.clean_run.rounding(dtype)
         known, errors = self._locals(dtype), self.errors.anew(unit, unit, torch.finfo(dtype).tiny)
-        fresh = replace(
-            self,
-            relax=relax,
-            dtype=dtype,
-            errors=errors,
-            enclosures={},
-            forms={},
-            locals=known,
-            key_forms={},
-            sizes={},
-        )
+        nothing: dict[str, Any] = {"enclosures": {}, "forms": {}, "key_forms": {}, "sizes": {}}
+        fresh = replace(self, relax=relax, dtype=dtype, errors=errors, locals=known, **nothing)
         for index, node in enumerate(self.nodes[: None if upto is None else upto + 1]):
             fresh.linearise(index, node)
         return fresh
@@ -376,13 +363,9 @@ class Bounds:
 
     def box_of_local(self, local: Local, tokens: int) -> Box:
         """The box of a node that varies in the moved rows only."""
-        tasks, moved = local.moved.shape
-        features = len(local.matrix)
-        sides = torch.cat([local.matrix, -local.matrix]).mT  # inputs, rows
-        each = torch.eye(moved, dtype=sides.dtype, device=sides.device)[:, None, :, None] * sides[:, None]
-        coefs = each.flatten(0, 1).expand(tasks, -1, -1, -1)  # tasks, inputs, moved, rows
-        ends = self.concretise(coefs, coefs.new_zeros(1, moved, 2 * features))
-        full = ends.new_zeros(tasks, tokens, 2 * features)
+        coefs = local.units()
+        ends = self.concretise(coefs, coefs.new_zeros(1, *coefs.shape[2:]))
+        full = ends.new_zeros(len(ends), tokens, ends.shape[-1])
         full.scatter_(1, local.moved[..., None].expand_as(ends), ends)
         lower, upper = full.chunk(2, -1)
         return Box(lower, -upper)
