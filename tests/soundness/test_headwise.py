@@ -19,7 +19,7 @@ from buffet.regions import CandidateSet, Cell, LpBall, Region
 from buffet.regions.cells import Cuts
 from buffet.relaxations.headwise import HeadwiseEnclosure, HeadwiseProduct
 from buffet.relaxations.products import planes
-from buffet_checker import enclosures as checked
+from buffet_checker import pieces as checked
 from buffet_checker import regions as checked_regions
 from buffet_checker.rows import Local as CheckedLocal
 from buffet_checker.rows import Rows as CheckedRows

@@ -79,7 +79,9 @@ def test_parts_prove_more_and_nothing_wrong(name: str, method: str) -> None:
     chosen = method_named("lse") if method == "lse" else method_named("lse", optimise="final", steps=4)
 
     def proves(size: float, cells: int) -> buffet.Verification:
-        return buffet.verify(model, REGIONS[name](size), method=chosen, cells=cells, falsify=False)
+        return buffet.verify(
+            model, REGIONS[name](size), method=method_named(chosen, cells=cells), falsify=False
+        )
 
     for _ in range(7):
         middle = (low + high) / 2

@@ -58,8 +58,8 @@ def test_nothing_is_lost(network, words):
     relaxer = Relaxer(learned=initial_parameters(start, "random", only_alphas=True))
     split, whole = (bounds_of(where, region, relaxer, chunk) for chunk in (1 << 20, 1))
     scores = [i for i, node in enumerate(where.program.nodes) if isinstance(node.op, Scores)]
-    assert list(split.keys) == [scores[NETWORKS[network]]]
-    assert not whole.keys  # a row at a time is not worth it
+    assert list(split.key_forms) == [scores[NETWORKS[network]]]
+    assert not whole.key_forms  # a row at a time is not worth it
     for index, box in whole.boxes.items():
         torch.testing.assert_close(split.boxes[index].lower, box.lower, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(split.boxes[index].upper, box.upper, rtol=1e-10, atol=1e-12)
@@ -84,6 +84,6 @@ def test_only_rows_of_one_head_above_exact_forms_are_split(network):
 def test_precisions_do_not_share_forms():
     where, x = clean_run(*next(iter(NETWORKS)), layers=2)
     bounds = bounds_of(where, LpBall(x, [[2]], 2, 0.1), Relaxer(), 1 << 20)
-    assert bounds.keys
-    assert not bounds.precise().keys
-    assert not replace(bounds, key_forms={}).relaxed(Relaxer(), torch.float32).keys
+    assert bounds.key_forms
+    assert not bounds.precise().key_forms
+    assert not replace(bounds, key_forms={}).relaxed(Relaxer(), torch.float32).key_forms

@@ -115,7 +115,7 @@ def certify(
     """
     if model.directory is None:
         raise BuffetError(
-            "certificate: the model is in warm_starts only; a certificate names the files of a directory"
+            "certificate: the model is in memory only; a certificate names the files of a directory"
         )
     try:
         checkpoint = read_checkpoint(model.directory)

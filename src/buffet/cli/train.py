@@ -12,7 +12,6 @@ import typer
 
 from buffet.cli.terminal import print_json, progress_bar
 from buffet.training import TrainProgress, TrainSettings, TrainSummary, presets
-from buffet.training.state import resume_file
 
 EXAMPLES = (
     "buffet train sst-small-3 --data path/to/sst2",
@@ -76,6 +75,7 @@ variance and words as tokens unless said otherwise.
 
 
 def run(json: bool, **values: object) -> None:
+    from buffet.training.state import resume_file
 
     settings = TrainSettings.of(**values)
     resume = resume_file(settings.out)
