@@ -25,7 +25,7 @@ from buffet.training.corpus import encode, make_batches, word_pieces
 from buffet.training.run import start_network
 
 GOOD, BAD = ("good", "fine", "great", "warm"), ("bad", "dull", "poor", "cold")
-NOUNS = ("film", "story", "cast", "plot", "score", "clean_run")
+NOUNS = ("film", "story", "cast", "plot", "score", "scene")
 
 
 def write_data(directory: Path) -> Path:
