@@ -163,7 +163,8 @@ before = megabytes("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
 engine = Engine(memory=int(memory))
-verify(model, region, method=method, steps=2, falsify=False, engine=engine, trace=lambda *step: None)
+method = buffet.method(method, steps=2)
+verify(model, region, method=method, falsify=False, engine=engine, trace=lambda *step: None)
 print(megabytes("VmHWM") - before)
 """
 """By how many megabytes a process grows while it bounds some words of a network, one by one."""
