@@ -99,7 +99,7 @@ class Tuning:
     def _learn(
         self, lagrangian: Lagrangian, flat: FlatParameters, steps: int
     ) -> Float[Tensor, "tasks numbers"]:
-        """The values of a flat after some steps up the mean of the rows."""
+        """The parameters after some steps up the mean of the rows."""
         adam, best = Adam(flat, self.rate), Best(flat.values)
         found = best.values
         for _ in range(steps):

@@ -41,7 +41,7 @@ MOVED = -1
 
 @dataclass(frozen=True)
 class Step:
-    """A node of the walk: its dual, the nodes it reads, and how many of their tokens (None: all it has)."""
+    """A node of the walk: its dual pass, the nodes it reads, and how many of their tokens (None: all)."""
 
     index: int
     dual: DualPass

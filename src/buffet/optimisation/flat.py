@@ -12,7 +12,7 @@ from torch import Tensor
 from buffet.relaxations.relaxation import Parameters
 
 Gradient = Callable[[Float[Tensor, "tasks others"]], Float[Tensor, "tasks numbers"]]
-"""From weights of margins to the derivative of their weighted sum by every number of a flat."""
+"""From weights of margins to the derivative of their weighted sum by every parameter."""
 
 
 class FlatParameters:
@@ -58,7 +58,7 @@ class FlatParameters:
 
 
 class Best:
-    """For every task the values of a flat that had the largest margin (or whatever is to grow) so far."""
+    """For every task the parameters that had the largest margin (or whatever is to grow) so far."""
 
     def __init__(self, values: Float[Tensor, "tasks numbers"]) -> None:
         self.values = values.detach().clone()

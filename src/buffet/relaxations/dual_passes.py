@@ -1,8 +1,8 @@
-"""Operations over fixed boxes as dual passes of a `lagrangian`: multipliers go back, values come forth.
+"""Operations over fixed boxes as steps of a Lagrangian: multipliers go back, values come forth.
 
-A dual takes the multipliers of its output to those of its inputs, through the line (or plane) that their sign
-selects, and then the values of its inputs to that of its output, through the same line. The value of a line
-depends on its share, and the product of multiplier and derivative is the gradient of the whole bound.
+A dual pass takes the multipliers of its output to those of its inputs, through the line (or plane) that their
+sign selects, and then the values of its inputs to that of its output, through the same line. The value of a
+line depends on its parameter; multiplier times derivative is the gradient of the whole bound.
 
 All that depends on a box alone is made once. Multipliers and values are ``[tasks, tokens, features, rows]``,
 in single precision; lines are made in float64 (`lines`), as differences of nearly equal numbers. There is no

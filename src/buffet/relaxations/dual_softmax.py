@@ -1,4 +1,4 @@
-"""Softmax, bounded as a whole (`bounds.softmax.softmax_enclosure`), as a dual of a Lagrangian.
+"""Softmax, bounded as a whole (`softmax.softmax_enclosure`), as a dual pass of a Lagrangian.
 
 The bounds are tangents of a function g at a point t of the box, ``g(t) + ∇g(t)·(x − t)``, so the value at x
 changes with t by ``∇²g(t)·(x − t)``. With x and t deviations of the scores and w = x − t, per output j:
