@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.network.functions import FUNCTIONS
+from buffet.network.norms import frobenius, largest_column, spectral
 
 Value = Float[Tensor, "... _ _"]
 """``[..., tokens, features]``."""
@@ -136,6 +138,20 @@ class Affine(Linear):
     @property
     def floor(self) -> float:
         return self.least
+
+    @cached_property
+    def spectral_norm(self) -> float:
+        """No difference of inputs is stretched by more, in the Euclidean norm."""
+        return spectral(self.weight)
+
+    @cached_property
+    def frobenius_norm(self) -> float:
+        return frobenius(self.weight)
+
+    @cached_property
+    def largest_column(self) -> float:
+        """No difference of inputs is stretched by more, from the L1 to the Euclidean norm."""
+        return largest_column(self.weight)
 
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.nn.functional.linear(inputs[0], self.weight, self.bias)

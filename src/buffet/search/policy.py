@@ -86,6 +86,21 @@ class Policy:
     cells_further: float = 1.1
     """If the cells of a ball do not prove it, those of a ball this much larger are tried: they are finer."""
 
+    # --- finite sets of sentences --------------------------------------------------------------------------
+    words_at_once: int = 25_000_000_000
+    """Numbers that are multiplied to run all sentences of a set, or of a part of one, where that is done at
+    once: a second or two, not much more than a quick bound takes."""
+    words_in_all: int = 200_000
+    """Sentences of a set that are run in the end, if nothing else proves it: a minute or so."""
+    words_parts: int = 64
+    """Parts of a larger set that are bounded; most that need more would need far more."""
+    words_quick: int = 600
+    words_thorough: int = 6_000
+    """Sentences that an attack runs: a small part of what a quick bound costs, and about as much as one."""
+    words_beam: int = 6
+    words_tried: int = 512
+    """Sentences that are kept from one step of an attack to the next, and that are run in a step."""
+
     # --- verdicts ------------------------------------------------------------------------------------------
     quick_attack: AttackSettings = QUICK_ATTACK
     """What `verify` tries on its own when quick methods fail: about the cost of one quick bound."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,10 @@ from buffet.results import Subject, Verification
 from buffet.search.cells import tree_of_proofs
 from buffet.search.policy import POLICY
 from buffet.search.portfolio import Ladder
+from buffet.system.parallel import side_by_side
 from buffet.verdicts import Verdict
+from buffet.verification.enumeration import Outcome
+from buffet.verification.word_search import WordSearch
 
 
 def verify(
@@ -136,11 +139,16 @@ class Evidence:
         """
         everything = torch.arange(self.query.region.tasks)
         cheap = not (best or trace)
+        listed = cheap and bool(ladder.quick) and self.query.region.finite and self.clean > 0
+        if listed:
+            self._look_at_words(lambda words: words.first_look(attack=quick is not None))
         for candidate in ladder.quick:
             self._ask(candidate, self.unsettled() if not best else everything)
             if cheap and self._margins is not None and not self.clean > 0:
                 return  # nobody makes a wrong answer right
-        if ladder.quick and quick:
+        if listed:
+            self._look_at_words(lambda words: words.second_look(ladder.quick[0], attack=quick is not None))
+        elif ladder.quick and quick:
             self.attack(quick)
         for candidate in ladder.plain:
             if cheap or candidate != ladder.method.plain():  # learning starts from that, and loses nothing
@@ -153,6 +161,28 @@ class Evidence:
         for rival in ladder.slow:
             tasks = self.unsettled()
             self._ask(rival, tasks[self._close(tasks)])
+        if listed:
+            self._look_at_words(lambda words: words.tree(ladder.quick[0]))
+
+    def _look_at_words(self, look: Callable[[WordSearch], Outcome | None]) -> None:
+        """Take what a look at the sentences of unsettled tasks tells: proofs, and sentences that flip."""
+        query, tasks = self.query, self.unsettled().tolist()
+        if not tasks or (self._margins is not None and query.expired):
+            return
+
+        def answer(task: int) -> tuple[Outcome | None, Tensor | None]:
+            words = WordSearch.of(replace(query, region=query.region.select([task])))
+            found = look(words)
+            return found, None if found is None or found.flip is None else words.sentences.point(found.flip)
+
+        for task, (found, point) in zip(tasks, side_by_side(answer, tasks), strict=True):
+            if found is None:
+                continue
+            if self._margins is None:
+                self._margins = torch.full((query.region.tasks, len(found.margins)), -math.inf).double()
+            self.points[task] = point
+            if found.proven:
+                self._margins[task] = found.margins.to(self._margins)
 
     def _close(self, tasks: Tensor) -> Tensor:
         """Which tasks are so close to a proof that a rival may find one: none is ahead by much."""
