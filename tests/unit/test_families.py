@@ -288,7 +288,7 @@ PIECES = [
     "caf",
     "##e",
 ]
-TEXTS = ["A gripping, gripping film", "Film zzz ,film", "a café [MASK] [SEP]", "  a\tfilm\n"]
+TEXTS = ["A gripping, gripping film", "Film zzz ,film", "a café [mask film", "  a\tfilm\n"]
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -306,6 +306,14 @@ def test_word_pieces_of_a_bare_vocabulary(tmp_path: Path, lower: bool) -> None:
         assert model.encode(text) == given.encode(text)
     assert model.tokens("a film")[0] == "[CLS]"
     assert model.special("a film") == [True, False, False, True]
+    pair = reference("a film", "gripping")
+    assert list(model.encode("a film", "gripping").ids) == pair["input_ids"]
+    assert list(model.encode("a film", "gripping").types) == pair["token_type_ids"]
+    rows = model.embed("a film", "gripping")
+    assert torch.equal(
+        rows[-1],
+        model.embeddings.rows(torch.tensor(pair["input_ids"]), torch.tensor(pair["token_type_ids"]))[-1],
+    )
 
 
 def byte_pairs() -> RawTokenizer:
@@ -332,13 +340,14 @@ def test_byte_pairs_of_a_bare_vocabulary(tmp_path: Path, spaced: bool) -> None:
     (directory / "tokenizer.json").unlink()
     byte_pairs().model.save(str(directory))
     model = load(directory)
-    for text in ("a gripping film", " it's not bad", "café <mask> film"):
+    for text in ("a gripping film", " it's not bad", "café <mask film"):
         assert list(model.encode(text).ids) == reference(text)["input_ids"]
     first, *words, last = model.special("a film")
     assert (first, any(words), last) == (True, False, True)
     assert model.tokens("a")[0] == "<s>"
-    with pytest.raises(BuffetError, match="padding token"):
-        model.encode("a <pad> film")
+    for typed in ("a <pad> film", "a <mask> film"):
+        with pytest.raises(BuffetError, match="special token"):
+            model.encode(typed)
 
 
 def test_bad_vocabularies_are_refused(tmp_path: Path) -> None:

@@ -132,8 +132,9 @@ def test_tokens_rows_and_flags_line_up(tmp_path: Path) -> None:
     assert torch.equal(model.embed(text), rows)
 
 
-def test_a_special_token_typed_as_a_word_is_special(tmp_path: Path) -> None:
-    assert load(write(tmp_path / "m")).special("a [SEP] film") == [True, False, True, False, True]
+def test_two_sentences_need_token_types(tmp_path: Path) -> None:
+    with pytest.raises(BuffetError, match="token types"):
+        load(write(tmp_path / "m")).embed("a film", pair="a film")
 
 
 def test_truncation_and_padding_in_the_tokenizer_file_are_switched_off(tmp_path: Path) -> None:
@@ -149,7 +150,8 @@ def test_truncation_and_padding_in_the_tokenizer_file_are_switched_off(tmp_path:
         ("", "no words"),
         ("   \n", "no words"),
         ("[CLS] [SEP]", "no words"),
-        ("a [PAD] film", "padding token"),
+        ("a [PAD] film", r"special token \[PAD\]"),
+        ("a [SEP] film", r"special token \[SEP\]"),
         ("zyzzyva qwerty", "vocabulary"),
         ("a film " * 4, "10 tokens"),
         ("broken \udcff bytes", "Unicode"),

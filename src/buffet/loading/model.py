@@ -93,17 +93,21 @@ class Model:
         tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return replace(self, program=self.program.to(device), tensors=tensors)
 
-    def encode(self, text: str) -> Encoding:
-        """Tokens and ids of `text`, checked to fit the model; every method that takes a text starts here."""
+    def encode(self, text: str, pair: str | None = None) -> Encoding:
+        """Tokens and ids of `text`, checked to fit the model; every method that takes a text starts here.
+
+        With a `pair`, a second text, of both as the model's tokenizer puts them together.
+        """
         if self.tokenizer is None:
             raise BuffetError(
                 f"{self.name} was loaded without a tokenizer: give load(..., tokenizer=...) one"
             )
-        encoding = self.tokenizer.encode(text)
-        if any(
-            i == self.config.pad_token_id and s for i, s in zip(encoding.ids, encoding.special, strict=True)
-        ):
-            raise BuffetError("the text has the padding token in it: leave it out")
+        encoding = self.tokenizer.encode(text, pair)
+        if pair is not None and not (self.config.type_vocab_size > 1 and encoding.apart):
+            raise BuffetError(
+                f"{self.name} does not tell two sentences apart: it needs token types for them, and a"
+                " tokenizer that puts a separator between; give one text, without a pair"
+            )
         limit = self.config.max_position_embeddings
         if len(encoding.ids) > limit:
             raise BuffetError(
@@ -152,9 +156,12 @@ class Model:
         """For every token, whether it stands for a word outside the vocabulary."""
         return list(self.encode(text).unknown)
 
-    def embed(self, text: str) -> Float[Tensor, "tokens width"]:
-        """The embedding rows of `text` (word + token type + position, before the LayerNorm), float32."""
-        encoding = self.encode(text)
+    def embed(self, text: str, pair: str | None = None) -> Float[Tensor, "tokens width"]:
+        """The embedding rows of `text` (word + token type + position, before the LayerNorm), float32.
+
+        With a `pair`, the rows of both texts, with a separator between them.
+        """
+        encoding = self.encode(text, pair)
         ids, types = (
             torch.tensor(v, device=self.embeddings.words.device) for v in (encoding.ids, encoding.types)
         )

@@ -38,6 +38,15 @@ WORD_SPLIT = "|".join(
 
 
 @dataclass(frozen=True)
+class Span:
+    """Where a word is: in which of the texts, 0 or 1 (the second of a pair), and from where to where."""
+
+    text: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Encoding:
     """A sentence as the network reads it; every field has one entry per token, special tokens included."""
 
@@ -46,11 +55,18 @@ class Encoding:
     types: tuple[int, ...]
     special: tuple[bool, ...]
     unknown: tuple[bool, ...]
+    spans: tuple[Span | None, ...] = ()  # of the word that every token is of; None: of none
 
     @property
     def words(self) -> list[int]:
         """The rows of words of the vocabulary: neither special tokens nor unknown words."""
         return [i for i, skip in enumerate(map(max, self.special, self.unknown)) if not skip]
+
+    @property
+    def apart(self) -> bool:
+        """Whether two texts have token types of their own, and a special token between them."""
+        place = {span.text: i for i, span in reversed(list(enumerate(self.spans))) if span}  # of their first
+        return len(place) == 2 and self.special[place[1] - 1] and self.types[place[1]] != self.types[place[0]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +93,19 @@ class Tokenizer:
         special = frozenset(index for index, token in added.items() if token.special)
         return cls(inner, unknown_id, special - {unknown_id})
 
-    def encode(self, text: str) -> Encoding:
-        """The tokens of `text`; a text without a single known word is refused."""
-        if not isinstance(text, str):
-            raise BuffetError(f"the text must be a string, got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise BuffetError("the text is not valid Unicode: type it again, in UTF-8") from None
-        raw = guarded(lambda: self.inner.encode(text), "the tokenizer cannot take this text")
+    def encode(self, text: str, pair: str | None = None) -> Encoding:
+        """The tokens of `text`, or of two texts; without a single known word they are refused.
+
+        So are special tokens that are typed: a text that has them in it is not what the model was trained on.
+        """
+        for part in (text,) if pair is None else (text, pair):
+            if not isinstance(part, str):
+                raise BuffetError(f"the text must be a string, got {type(part).__name__}")
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError:
+                raise BuffetError("the text is not valid Unicode: type it again, in UTF-8") from None
+        raw = guarded(lambda: self.inner.encode(text, pair), "the tokenizer cannot take this text")
         # A word typed as "[SEP]" becomes the special token itself, though the template did not add it.
         special = [
             bool(added) or index in self.special_ids
@@ -95,7 +115,13 @@ class Tokenizer:
         if all(special):
             raise BuffetError("the text has no words: give at least one word")
         tokens, ids, types = tuple(raw.tokens), tuple(raw.ids), tuple(raw.type_ids)
-        encoding = Encoding(tokens, ids, types, tuple(special), tuple(unknown))
+        for token, index, added in zip(tokens, ids, raw.special_tokens_mask, strict=True):
+            if index in self.special_ids and not added:
+                raise BuffetError(
+                    f"the text has the special token {token} in it, which would be read as one: leave it out"
+                    " (two sentences are given as a pair: --pair, or embed(text, pair=…))"
+                )
+        encoding = Encoding(tokens, ids, types, tuple(special), tuple(unknown), _spans(raw))
         if not encoding.words:
             raise BuffetError(f"no word of the text is in the model's vocabulary: {one_line(text, 60)!r}")
         return encoding
@@ -104,6 +130,17 @@ class Tokenizer:
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _spans(raw: tokenizers.Encoding) -> tuple[Span | None, ...]:
+    """For every token the whole word that it is of."""
+    ends: dict[tuple[int, int], tuple[int, int]] = {}
+    keys = [None if None in key else key for key in zip(raw.sequence_ids, raw.word_ids, strict=True)]
+    for key, (start, end) in zip(keys, raw.offsets, strict=True):
+        if key is not None:
+            first, last = ends.get(key, (start, end))
+            ends[key] = min(first, start), max(last, end)
+    return tuple(None if key is None else Span(key[0], *ends[key]) for key in keys)
 
 
 Result = TypeVar("Result")
@@ -173,12 +210,20 @@ def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizer
 
 
 def framed(
-    tokenizer: tokenizers.Tokenizer, special: Sequence[str], first: str = "[CLS]", last: str = "[SEP]"
+    tokenizer: tokenizers.Tokenizer,
+    special: Sequence[str],
+    first: str = "[CLS]",
+    last: str = "[SEP]",
+    pairs: bool = False,
 ) -> tokenizers.Tokenizer:
-    """The tokenizer with its special tokens marked, and one put before and one after every sentence."""
+    """The tokenizer with its special tokens marked, and one put before and one after every sentence.
+
+    The second sentence of a pair has token type 1, as BERT has it.
+    """
     tokenizer.add_special_tokens(list(special))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1" if pairs else None,
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in {first, last}],
     )
     return tokenizer

@@ -110,7 +110,7 @@ def _with_special(
     if extra.is_file() and (new := [t for t in read_json(extra) if tokenizer.token_to_id(t) is None]):
         raise BuffetError(f"{extra}: adds {new[0]!r}; save the tokenizer as tokenizer.json to have it read")
     present = (settings[key] for key in special if tokenizer.token_to_id(settings[key]) is not None)
-    return framed(tokenizer, sorted(set(present)), first, last)
+    return framed(tokenizer, sorted(set(present)), first, last, pairs=special is WORDPIECE)
 
 
 # The file that says which kind of tokenizer a directory has -> how it is read; the first that is there.

@@ -24,8 +24,8 @@ EXACT = torch.float64
 BLOCK = 16
 """Batches that are listed at a time; the clock is looked at in between."""
 NEAREST = 512
-"""At most this many sentences, those with the smallest margins, are run again in double precision, to say what
-the smallest margin is."""
+"""At most this many sentences, those with the smallest margins, are run again in double precision, to say
+what the smallest margin is."""
 
 
 @dataclass(frozen=True, eq=False)
