@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from buffet.regions import Box, CandidateSet, LpBall, Region
     from buffet.results import Radius, TaskRadius, Verification
     from buffet.search.radius import radius
+    from buffet.words import substitutions
     from buffet.verification.verify import verify
     from buffet.version import __version__ as __version__
 
@@ -54,6 +55,7 @@ __getattr__, __dir__ = lazy(
         "method": "buffet.methods",
         "radius": "buffet.search.radius",
         "read_vnnlib": "buffet.loading",
+        "substitutions": "buffet.words",
         "verify": "buffet.verification.verify",
     },
 )
@@ -80,5 +82,6 @@ __all__ = [
     "method",
     "radius",
     "read_vnnlib",
+    "substitutions",
     "verify",
 ]

@@ -23,6 +23,9 @@ EXAMPLES = (
     'buffet certify "a gripping , moving film" --words 2,4 --norm inf --eps 0.01',
     'buffet certify "a gripping , moving film" --words 2+4 --label positive --json',
     'buffet certify "a gripping , moving film" --method baseline   # quick',
+    'buffet certify "a gripping , moving film" --swap gripping=dull,boring --swap film=movie',
+    "buffet certify TEXT --synonyms synonyms.json --at-most 2",
+    "buffet certify TEXT --typos 10 --at-most 1",
     "buffet certify TEXT --eps 0.5 --certificate proof.safetensors   # then: buffet check proof.safetensors",
     "buffet certify TEXT --eps 0.5 --method o-buffet --steps 1000 --trace margins.svg",
     "buffet certify TEXT --model path/to/checkpoint --threads 2 --memory 4GB",
@@ -41,6 +44,46 @@ def certify(
             " picture: a file, or **digits:17** for one of scikit-learn's digits.",
         ),
     ],
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="The second sentence of a pair, for models with token types (NLI, paraphrases).",
+        ),
+    ] = None,
+    synonyms: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Exchange words for these: JSON, word → list of words. Not a ball then: every sentence that"
+            " can be made.",
+        ),
+    ] = None,
+    swap: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD=A,B", help="Exchange this word for these; may be given several times."),
+    ] = None,
+    typos: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Exchange every word for up to N misspellings: letters swapped, left out, added or hit beside"
+            " the key.",
+        ),
+    ] = 0,
+    at_most: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", help="Words that are exchanged at once. Default: all that have substitutes."
+        ),
+    ] = None,
+    skip_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--skip-unknown",
+            help="Leave out substitutes that are not in the vocabulary. By default the model reads [UNK].",
+        ),
+    ] = False,
     model: Annotated[
         str,
         typer.Option(
@@ -185,12 +228,16 @@ def certify(
     stay. **certified** is a radius that is proven (rounded down), **attacked** one at which
     a change of the answer was found (rounded up), **margin** the proven lead of the answer there.
 
+    With **--synonyms**, **--swap** or **--typos**, words are exchanged instead: the answer is proven for all
+    sentences that can be made, or the one that flips it is named.
+
     Pixels of an image go from 0 to 1. With **--norm inf --eps** they do not leave that range.
 
     Exit code 0: every task certified (without --eps: every radius above 0). 1: not certified. 2: bad input.
     """
     from buffet.cli.answer import print_report
     from buffet.cli.request import Request, certify_to, run
+    from buffet.cli.substitution import Exchange, answer, print_words
     from buffet.query import checked_budget
     from buffet.report import render_html
     from buffet.system.devices import device_named
@@ -224,7 +271,22 @@ def certify(
         memory=None if memory is None else parse_memory(memory),
         threads=None if threads is None else within("--threads", threads, 1, 4096),
         device=str(device_named(device)),
+        pair=pair,
     )
+    exchange = Exchange(synonyms, tuple(swap or ()), typos, at_most, skip_unknown)
+    if exchange.asked:
+        _check_exchange(request, html, certificate)
+        with progress_bar("certifying"):
+            about = answer(request, exchange)
+        if json:
+            print_json(about.model_dump(mode="json"))
+        else:
+            print_words(about)
+        raise typer.Exit(0 if about.verdict == "certified" else 1)
+    if at_most is not None or skip_unknown:
+        raise BuffetError(
+            "--at-most, --skip-unknown: are about --synonyms, --swap or --typos; give one of them"
+        )
     _check(request, html, certificate)
     for option in _idle(request):
         typer.echo(f"{option}: has no effect here", err=True)
@@ -245,6 +307,20 @@ def certify(
     raise typer.Exit(0 if report.verdict == "certified" else 1)
 
 
+def _check_exchange(request: Request, html: Path | None, certificate: Path | None) -> None:
+    """Refuse what is about balls only."""
+    given = {
+        "--eps": request.eps,
+        "--words": None if request.words == "all" else request.words,
+        "--trace": request.trace,
+        "--html": html,
+        "--certificate": certificate,
+        "--best": request.best or None,
+    }
+    if idle := [name for name, value in given.items() if value is not None]:
+        raise BuffetError(f"{idle[0]}: does not go with --synonyms, --swap or --typos; leave one of them out")
+
+
 def _check(request: Request, html: Path | None, certificate: Path | None) -> None:
     """Refuse what cannot be answered or written, before any work."""
     from buffet.search.root_finding import ROOT_FINDERS
@@ -254,6 +330,8 @@ def _check(request: Request, html: Path | None, certificate: Path | None) -> Non
         raise BuffetError(f"--search: unknown search {request.search!r}; choose one of: {known}")
     if request.trace is not None and not (request.eps is not None and chosen.learns):
         raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
+    if certificate is not None and request.pair is not None:
+        raise BuffetError("--certificate: is about one text; leave --pair or --certificate out")
     if certificate is not None and request.eps is None:
         raise BuffetError("--certificate: a certificate is about one size; give it with --eps")
     paths = [path for path in (html, request.trace, certificate) if path is not None]

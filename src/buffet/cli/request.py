@@ -21,6 +21,7 @@ from buffet.cli.options import (
     parse_words,
 )
 from buffet.engine import Engine, bound_margins
+from buffet.errors import BuffetError
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
@@ -70,14 +71,21 @@ class Request:
     memory: int | None
     threads: int | None  # None: one, or where words can be worked on at the same time all there are
     device: str
+    pair: str | None = None  # the second text of a pair
 
     @property
     def chosen(self) -> Method:
         return method_named(self.method, **self.parts)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What the model reads: the text, or both of a pair."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
+
     def command(self) -> str:
         """The command line that asks for the same, without what is default anyway."""
         given: dict[str, object] = {
+            "--pair": self.pair,
             "--model": None if self.model == DEFAULT else self.model,
             "--words": None if self.words == "all" else self.words,
             "--norm": None if self.norm == 2 else f"{self.norm!r}",
@@ -104,12 +112,14 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     Sets how many threads PyTorch uses.
     """
     model = load_checkpoint(request.model).to(torch.device(request.device))
-    encoding = model.encode(request.text)
+    if request.pair is not None and isinstance(model, ImageModel):
+        raise BuffetError("--pair: an image has no second text")
+    encoding = model.encode(*request.texts)
     tasks = parse_words(request.words, encoding, special=request.special)
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
     useful = cores() if request.chosen.cells > 1 else min(cores(), len(tasks))
     torch.set_num_threads(request.threads or (useful if apart else 1))
-    x = model.embed(request.text)
+    x = model.embed(*request.texts)
     logits = model.program64.evaluate(x.double())
     regions = [LpBall(x, group, request.norm) for group in _by_size(tasks)]
     label, clean = clean_answer(model, regions[0], parse_label(request.label, model.labels))

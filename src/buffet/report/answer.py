@@ -16,11 +16,11 @@ from buffet.report.scale import steps
 from buffet.verdicts import Verdict
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Token(_Frozen):
+class Token(Frozen):
     """One row of the input."""
 
     index: int
@@ -29,7 +29,7 @@ class Token(_Frozen):
     unknown: bool  # stands for a word outside the vocabulary
 
 
-class TaskResult(_Frozen):
+class TaskResult(Frozen):
     """What is known about moving some words together."""
 
     words: tuple[int, ...]
@@ -43,7 +43,7 @@ class TaskResult(_Frozen):
     evaluations: int
 
 
-class Query(_Frozen):
+class Query(Frozen):
     """What was asked, defaults filled in."""
 
     norm: float | Literal["inf"]
@@ -68,7 +68,7 @@ class Query(_Frozen):
     device: str = "cpu"
 
 
-class ModelInfo(_Frozen):
+class ModelInfo(Frozen):
     """Which classifier."""
 
     name: str
@@ -77,7 +77,7 @@ class ModelInfo(_Frozen):
     width: int
 
 
-class Versions(_Frozen):
+class Versions(Frozen):
     """What the numbers were computed with."""
 
     buffet: str
@@ -89,7 +89,7 @@ class Versions(_Frozen):
         return cls(buffet=version("buffet"), torch=version("torch"), python=platform.python_version())
 
 
-class Picture(_Frozen):
+class Picture(Frozen):
     """The image that was asked about: the pixels of its patches."""
 
     side: int  # patches in a line, and lines of patches
@@ -98,7 +98,7 @@ class Picture(_Frozen):
     pixels: str  # base64 of bytes: patch after patch, in each channel after channel, line by line
 
 
-class CertifyReport(_Frozen):
+class CertifyReport(Frozen):
     """The whole answer of `buffet certify`."""
 
     format: Literal["buffet certify 1"] = "buffet certify 1"
@@ -159,7 +159,7 @@ def shades(report: CertifyReport) -> dict[int, int]:
     return steps(strengths)
 
 
-class Shown(_Frozen):
+class Shown(Frozen):
     """The cells of one row of the table, rounded to the safe side."""
 
     words: str

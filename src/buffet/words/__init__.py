@@ -1,0 +1,21 @@
+"""Words exchanged for others: synonyms, given swaps and typos, and whether they can change the answer.
+
+`reading` reads a text as the model's tokenizer does, `typos` misspells, `sets` makes regions of what may be
+exchanged, and `answer` proves them, or finds the sentence that flips the answer.
+"""
+
+from buffet.words.answer import Answer, Flip
+from buffet.words.sets import Shape, Substitutions, substitutions
+from buffet.words.reading import LeftOut, Substitute, Word, read_synonyms
+
+__all__ = [
+    "Answer",
+    "Flip",
+    "LeftOut",
+    "Shape",
+    "Substitute",
+    "Substitutions",
+    "Word",
+    "read_synonyms",
+    "substitutions",
+]
