@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from buffet.regions import Box, CandidateSet, LpBall, Region
     from buffet.results import Radius, TaskRadius, Verification
     from buffet.search.radius import radius
-    from buffet.words import substitutions
     from buffet.verification.verify import verify
     from buffet.version import __version__ as __version__
+    from buffet.words import substitutions
 
 __getattr__, __dir__ = lazy(
     __name__,

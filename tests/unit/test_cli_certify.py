@@ -42,7 +42,7 @@ def test_the_table_has_every_word_with_its_bracket(run: Run, tiny: Path) -> None
     assert outcome.err == ""
     assert "\x1b" not in outcome.out
     lines = [line.split() for line in outcome.out.splitlines()]
-    assert ["#", "word", "certified", "attacked", "margin"] in lines
+    assert ["#", "word", "certified", "attacked", "margin", "nearest", "words"] in lines
     rows = {line[1]: line for line in lines if len(line) >= 5 and line[0].isdigit()}
     assert list(rows) == ["good", "film", ",", "bad", "plot"]
     for row in rows.values():

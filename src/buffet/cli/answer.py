@@ -78,6 +78,9 @@ def _table(report: CertifyReport) -> Table:
     for name in ("certified", "attacked", "margin"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    near = any(task.nearest for task in report.tasks)
+    if near:
+        table.add_column("nearest words", no_wrap=True, overflow="ellipsis")
     strongest = max(report.strength(task) for task in report.tasks)
     for task in report.tasks:
         cells = shown(task, report.query.eps)
@@ -91,6 +94,7 @@ def _table(report: CertifyReport) -> Table:
             cells.attacked,
             cells.margin,
             Text(bar, "dim"),
+            *([Text(cells.nearest, "dim")] if near else []),
         )
     return table
 
@@ -101,6 +105,11 @@ def _summary(report: CertifyReport) -> Iterator[Text]:
     if query.label != report.answer:
         yield Text(
             f"{report.model.name} answers {answer}, not {defended}: there is nothing to certify", "red"
+        )
+    if any(task.nearest for task in report.tasks):
+        held = sum(task.held for task in report.tasks)
+        yield Text(
+            f"certified balls hold {held or 'no'} other {plural(held, 'word')} of the vocabulary", "dim"
         )
     seconds = report.seconds + (report.attack_seconds or 0.0)
     calls = f"{report.evaluations} {plural(report.evaluations, 'evaluation')}"

@@ -48,7 +48,7 @@ def certify(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="The second sentence of a pair, for models with token types (NLI, paraphrases).",
+            help="The second sentence of a pair, for models with token types (NLI, …).",
         ),
     ] = None,
     synonyms: Annotated[
@@ -67,8 +67,8 @@ def certify(
         int,
         typer.Option(
             metavar="N",
-            help="Exchange every word for up to N misspellings: letters swapped, left out, added or hit beside"
-            " the key.",
+            help="Exchange every word for up to N misspellings: letters swapped, left out, added or hit"
+            " beside the key.",
         ),
     ] = 0,
     at_most: Annotated[

@@ -31,6 +31,7 @@ from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
     ModelInfo,
+    NearWord,
     Picture,
     Query,
     TaskResult,
@@ -43,8 +44,11 @@ from buffet.search.radius import radius
 from buffet.system.files import write_atomically
 from buffet.system.parallel import cores
 from buffet.verification.verify import verify
+from buffet.words.nearest import nearest_words
 
 Progress = Callable[[float], None]
+NEAREST = 3
+"""Words of the vocabulary that are named for a word; one of each where several move together."""
 LEAST_BUDGET = 1e-3
 """Seconds for tasks that no time is left for: they are answered, by nothing proven."""
 
@@ -139,6 +143,8 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         traces += [part.trace] if part.trace else []
     if request.trace:
         _record(request.trace, MarginTrace.together(traces))
+    if not isinstance(model, ImageModel):
+        results = [_with_neighbours(model, encoding, task, request.norm) for task in results]
     order = {task: place for place, task in enumerate(tasks)}
     results.sort(key=lambda task: order[task.words])
     attacked = [task.attacked for task in results if task.attacked is not None]
@@ -166,6 +172,13 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         versions=Versions.current(),
         picture=_picture(model, x),
     )
+
+
+def _with_neighbours(model: Model, encoding: Encoding, task: TaskResult, norm: float) -> TaskResult:
+    """A task with the words of the vocabulary nearest to what moves in it."""
+    most = NEAREST if len(task.words) == 1 else 1
+    found, held = nearest_words(model, encoding, task.words, norm, task.certified, most)
+    return task.model_copy(update={"nearest": tuple(NearWord(**vars(w)) for w in found), "held": held})
 
 
 def _tokens(encoding: Encoding) -> tuple[Token, ...]:

@@ -7,6 +7,7 @@ of a template, data and the components in ``assets``; `certify` and `sweep` are 
 from buffet.report.answer import (
     CertifyReport,
     ModelInfo,
+    NearWord,
     Picture,
     Query,
     Shown,
@@ -24,6 +25,7 @@ __all__ = [
     "RAMP",
     "CertifyReport",
     "ModelInfo",
+    "NearWord",
     "Picture",
     "Query",
     "Shown",

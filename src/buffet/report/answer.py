@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from buffet.printing import at_least, at_most, listed, norm_name
+from buffet.printing import at_least, at_most, listed, norm_name, round_down, round_up
 from buffet.report.scale import steps
 from buffet.verdicts import Verdict
 
@@ -29,6 +29,15 @@ class Token(Frozen):
     unknown: bool  # stands for a word outside the vocabulary
 
 
+class NearWord(Frozen):
+    """Another word of the vocabulary, in the place of one that moves."""
+
+    row: int
+    token: str
+    distance: float  # of their embedding rows, in the norm of the ball
+    inside: bool  # whether the certified ball holds it
+
+
 class TaskResult(Frozen):
     """What is known about moving some words together."""
 
@@ -41,6 +50,8 @@ class TaskResult(Frozen):
     margins: dict[str, float | None] | None = None  # with a given ε: lower bounds against every other class
     counterexample: list[list[float]] | None = None  # with a given ε, if falsified: the moved rows that do it
     evaluations: int
+    nearest: tuple[NearWord, ...] = ()  # to every word that moves; none for an image
+    held: int = 0  # words of the vocabulary within the certified ball of some word that moves
 
 
 class Query(Frozen):
@@ -168,6 +179,7 @@ class Shown(Frozen):
     attacked: str
     margin: str
     verdict: Verdict
+    nearest: str
 
 
 def shown(task: TaskResult, eps: float | None) -> Shown:
@@ -182,4 +194,12 @@ def shown(task: TaskResult, eps: float | None) -> Shown:
         attacked=at_most(task.attacked, eps),
         margin=at_least(task.margin),
         verdict=task.verdict,
+        nearest=", ".join(listed([_near(word) for word in task.nearest])),
+    )
+
+
+def _near(word: NearWord) -> str:
+    """A word, how far away it is, and whether that is inside the ball."""
+    return f"{word.token} {round_up(word.distance, 3) if word.inside else round_down(word.distance, 3)}" + (
+        " (inside)" if word.inside else ""
     )

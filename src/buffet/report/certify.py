@@ -23,6 +23,7 @@ def render_html(report: CertifyReport) -> str:
         boxed=report.query.eps is not None and report.query.norm == "inf",
         together=max(len(task.words) for task in report.tasks),
         effort=_effort(report),
+        held=sum(task.held for task in report.tasks) if any(task.nearest for task in report.tasks) else None,
         round_down=round_down,
         round_up=round_up,
     )
@@ -64,6 +65,8 @@ def _data(report: CertifyReport) -> dict[str, object]:
             "attacked": task.attacked,
             "margin": task.margin,
             "texts": {"certified": cells.certified, "attacked": cells.attacked, "margin": cells.margin},
+            "nearest": cells.nearest,
+            "away": min((word.distance for word in task.nearest), default=None),
             "shade": min(colours[word] for word in task.words),
         }
         for task, cells in ((task, shown(task, eps)) for task in report.tasks)

@@ -124,7 +124,7 @@ def _sentences(found: Substitutions, shape: Shape) -> int:
 
 
 def _run_single(found: Substitutions, shapes: Sequence[Shape], label: int) -> tuple[Flip | None, list[float]]:
-    """Sentences that are alone in their shape, those of a length together: the worst flip, and lower bounds."""
+    """Sentences alone in their shape, those of a length together: the worst flip, and lower bounds."""
     lengths: dict[int, list[Shape]] = {}
     for shape in shapes:
         lengths.setdefault(len(shape.rows), []).append(shape)
@@ -155,7 +155,7 @@ def _margins(run: RigorousRun, x: Float[Tensor, "points tokens width"]) -> tuple
 
 
 def _flip(found: Substitutions, choices: tuple[int, ...], label: int) -> Flip | None:
-    """The sentence of these choices, read and run once more; None if the model does answer it by the label."""
+    """The sentence of these choices, read and run once more; None if its answer is the label."""
     sentence = found.reading.exchanged(
         {w.span: w.named(c) for w, c in zip(found.words, choices, strict=True) if c}
     )

@@ -97,7 +97,7 @@ class Reading:
         return tuple(found)
 
     def tokens_of(self, word: Word, texts: Sequence[str]) -> list[Ids | None]:
-        """What every one of these texts becomes in the place of a word; None if others are read otherwise too."""
+        """What each of these texts becomes in the place of a word; None if its neighbours change too."""
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
         sentences = [self.exchanged({word.span: text}) for text in texts]

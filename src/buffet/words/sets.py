@@ -141,8 +141,8 @@ class Substitutions:
                 for c in some[1:]
             ]
             raise BuffetError(
-                f"{len(guilty)} substitutes are of several tokens and make sentences of {count:,} shapes, of"
-                f" which at most {MOST_SHAPES:,} are gone through: {one_line(', '.join(listed(guilty)), 300)};"
+                f"{len(guilty)} substitutes are of several tokens and make sentences of {count:,} shapes; at"
+                f" most {MOST_SHAPES:,} are gone through: {one_line(', '.join(listed(guilty)), 300)};"
                 " leave them out, or exchange fewer words at once (--at-most)"
             )
         for block in reshaping.blocks(MOST_SHAPES):
@@ -178,7 +178,7 @@ class Substitutions:
                 tokens = torch.tensor([word.choices[c][0] for c in some], device=device)
                 free.append(number)
                 options.append(some)
-                # In the order of `Embeddings.rows`, so that these are the rows of the sentence, to the last bit.
+                # In the order of `Embeddings.rows`: these are the rows of the sentence, to the last bit.
                 candidates.append(tables.words[tokens] + tables.types[types[at]] + tables.positions[at])
         region = CandidateSet(rows, [place[n] for n in free], candidates, room) if free else None
         return Shape(choices, rows, tuple(free), tuple(options), region)
@@ -228,7 +228,8 @@ def substitutions(
 
     Example:
         >>> import buffet
-        >>> found = buffet.substitutions(buffet.load(), "a gripping film", swap={"gripping": ["dull", "good"]})
+        >>> swap = {"gripping": ["dull", "good"]}
+        >>> found = buffet.substitutions(buffet.load(), "a gripping film", swap=swap)
         >>> found.count
         3
         >>> found.verify().flip.sentence
@@ -283,6 +284,6 @@ def _check_apart(reading: Reading, first: Word, second: Word) -> None:
         if all(tuple(raw.ids) == want for raw, want in zip(found, expected, strict=True)):
             return
     raise BuffetError(
-        f"{first.text!r} and {second.text!r} touch, and their substitutes are read otherwise together than each"
-        " on its own: write a space between them, or exchange one of them only"
+        f"{first.text!r} and {second.text!r} touch, and the tokenizer reads their substitutes otherwise"
+        " together than each on its own: write a space between them, or exchange one of them only"
     )

@@ -1,4 +1,4 @@
-"""Typos of a word, as people make them: letters swapped, left out, doubled up, or hit beside the right key."""
+"""Typos of a word, as people make them: letters swapped, left out, added, or hit beside the right key."""
 
 from __future__ import annotations
 

@@ -66,6 +66,18 @@
       cell: task => task.texts[key],
       key: task => task[key],
     })),
+    ...(data.tasks.some(task => task.nearest)
+      ? [
+          {
+            name: "nearest words",
+            title: "Words of the vocabulary in this place, and how far away their rows are",
+            left: true,
+            wrap: true,
+            cell: task => task.nearest,
+            key: task => task.away,
+          },
+        ]
+      : []),
   ];
   place("numbers").append(
     makeTable({
