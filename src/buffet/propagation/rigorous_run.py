@@ -353,8 +353,10 @@ def _mix(op: Mix, exact: Mix, value: Tensor, p: Computed, v: Computed) -> Comput
     spread = (squares.transpose(-2, -1).double() - (least / largest).square()).clamp_min(0) + 8 * lost
     moved = delta.exp() * torch.expm1(delta) * spread.sqrt() * largest + rho * largest
     rounded = _unit(value.dtype, tokens) * (1 + rho) * largest
-    heaviest = weights.amax(-2).double() + 4 * info.tiny
-    carried = (heaviest @ v.rows.square().unsqueeze(-1)).squeeze(-1)
+    most = v.rows.amax(-1, keepdim=True)
+    shares = (v.rows / most).square().nan_to_num(1.0).to(weights.dtype)  # 0/0: no value is off
+    carried = (weights.amax(-2) @ shares.unsqueeze(-1)).squeeze(-1).double()
+    carried = (carried * (1 + _unit(value.dtype, 2 * tokens)) + tokens * 4 * info.tiny) * most.square()
     carried = carried * ((1 + rho) * (2 * delta).exp()).amax(-1)
     found = torch.linalg.vector_norm(moved + rounded, dim=-1) + carried.sqrt()
     return Computed(value, abs(op.scale) * found)

@@ -100,6 +100,8 @@ class Policy:
     words_beam: int = 6
     words_tried: int = 512
     """Sentences that are kept from one step of an attack to the next, and that are run in a step."""
+    words_first: int = 96
+    """The same in the first step, where all sentences are run next if that does not find one."""
 
     # --- verdicts ------------------------------------------------------------------------------------------
     quick_attack: AttackSettings = QUICK_ATTACK

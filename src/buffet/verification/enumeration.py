@@ -95,9 +95,14 @@ class Sentences:
         self, choices: Choices, dtype: torch.dtype = EXACT
     ) -> tuple[Float[Tensor, "points others"], Float[Tensor, " points"]]:
         """Their margins, and how far each of these may be off."""
-        run, table = self._runs[dtype]
         with torch.inference_mode():
             index = self.index(choices)
+            if dtype == self.quick:
+                run, table = self._run
+            else:  # few sentences, as a rule, with few of the rows
+                used, index = index.unique(return_inverse=True)
+                run = RigorousRun(self.program, dtype)
+                table = run.table(self.rows[used])
             parts = [run.margins(table, part) for part in index.split(self.batch)]
             value, error = (torch.cat(pieces).cpu() for pieces in zip(*parts, strict=True))
             # The sum of a margin and its error is rounded too.
@@ -110,10 +115,10 @@ class Sentences:
         return torch.float32 if suits and self.rows.device.type == "cpu" else EXACT
 
     @cached_property
-    def _runs(self) -> dict[torch.dtype, tuple[RigorousRun, dict[int, Computed]]]:
+    def _run(self) -> tuple[RigorousRun, dict[int, Computed]]:
         with torch.inference_mode():
-            runs = {dtype: RigorousRun(self.program, dtype) for dtype in {self.quick, EXACT}}
-            return {dtype: (run, run.table(self.rows)) for dtype, run in runs.items()}
+            run = RigorousRun(self.program, self.quick)
+            return run, run.table(self.rows)
 
 
 def _distinct(original: Float[Tensor, "width"], rows: Float[Tensor, "_ width"]) -> Float[Tensor, "_ width"]:

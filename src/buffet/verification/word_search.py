@@ -72,7 +72,8 @@ class WordSearch:
     def quick_attack(self) -> Choice | None:
         """Every word changed alone; the best of these changes together; and what that can be improved to."""
         hunt = self._hunt(POLICY.words_quick)
-        alone = hunt.run(hunt.changes(hunt.start))
+        first = POLICY.words_first if self.few(self.sentences.whole) else POLICY.words_tried
+        alone = hunt.run(hunt.changes(hunt.start, first))
         if hunt.flip is None and self.sentences.whole.room > 1:
             hunt.run(_together(alone, self.sentences.whole.budget, len(hunt.start)))
         if hunt.flip is None:
