@@ -21,7 +21,6 @@ from buffet.cli.options import (
     parse_words,
 )
 from buffet.engine import Engine, bound_margins
-from buffet.errors import BuffetError
 from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
@@ -116,8 +115,6 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     Sets how many threads PyTorch uses.
     """
     model = load_checkpoint(request.model).to(torch.device(request.device))
-    if request.pair is not None and isinstance(model, ImageModel):
-        raise BuffetError("--pair: an image has no second text")
     encoding = model.encode(*request.texts)
     tasks = parse_words(request.words, encoding, special=request.special)
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"

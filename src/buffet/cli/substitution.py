@@ -92,7 +92,7 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         engine=Engine(memory=request.memory),
     )
     logits = model.program64.evaluate(model.embed(request.text, request.pair).double())
-    flip = done.flip and FlippedSentence(**vars(done.flip))
+    flip = None if done.flip is None else FlippedSentence(**vars(done.flip))
     return WordsReport(
         text=request.text,
         pair=request.pair,

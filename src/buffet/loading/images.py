@@ -37,11 +37,13 @@ class ImageModel(Model):
 
     config: ImageConfig
 
-    def embed(self, image: Image) -> Float[Tensor, "tokens width"]:
+    def embed(self, image: Image, pair: str | None = None) -> Float[Tensor, "tokens width"]:
         """The rows of an image: a picture file, ``digits:INDEX``, or an array of height × width (× channels).
 
         Tensors are channels × height × width. Whole numbers are taken as 0 to 255, others as 0 to 1.
         """
+        if pair is not None:
+            raise BuffetError(f"{self.name} reads images: there is no second text to one; leave the pair out")
         config = self.config
         pixels = read_pixels(image, config.num_channels)
         if pixels.shape[1:] != (config.image_size, config.image_size):
@@ -56,9 +58,9 @@ class ImageModel(Model):
         """What the rows are called: the class token, and the line and column of every patch."""
         return list(self.encode(image).tokens)
 
-    def encode(self, image: Image) -> Encoding:
+    def encode(self, image: Image, pair: str | None = None) -> Encoding:
         """The class token and the patches, each called by its line and column."""
-        self.embed(image)
+        self.embed(image, pair)
         names = self._names()
         count = len(names)
         special = (True, *[False] * (count - 1))

@@ -135,7 +135,8 @@ class Tokenizer:
 def _spans(raw: tokenizers.Encoding) -> tuple[Span | None, ...]:
     """For every token the whole word that it is of."""
     ends: dict[tuple[int, int], tuple[int, int]] = {}
-    keys = [None if None in key else key for key in zip(raw.sequence_ids, raw.word_ids, strict=True)]
+    pairs = zip(raw.sequence_ids, raw.word_ids, strict=True)
+    keys = [None if text is None or word is None else (text, word) for text, word in pairs]
     for key, (start, end) in zip(keys, raw.offsets, strict=True):
         if key is not None:
             first, last = ends.get(key, (start, end))

@@ -175,11 +175,11 @@ class Substitutions:
             some = tuple(c for c in range(1, len(word.choices)) if c not in reshaping.allowed[number])
             if room > 0 and choices[number] == 0 and some:
                 at = place[number]
-                tokens = torch.tensor([word.choices[c][0] for c in some], device=device)
+                first = torch.tensor([word.choices[c][0] for c in some], device=device)
                 free.append(number)
                 options.append(some)
                 # In the order of `Embeddings.rows`: these are the rows of the sentence, to the last bit.
-                candidates.append(tables.words[tokens] + tables.types[types[at]] + tables.positions[at])
+                candidates.append(tables.words[first] + tables.types[types[at]] + tables.positions[at])
         region = CandidateSet(rows, [place[n] for n in free], candidates, room) if free else None
         return Shape(choices, rows, tuple(free), tuple(options), region)
 
