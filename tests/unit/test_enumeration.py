@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import buffet
 from buffet.regions import CandidateSet
 from buffet.regions.combinations import Combinations
+from buffet.system.parallel import threads
+from buffet.verification import enumeration
 from buffet.verification.enumeration import Sentences, enumerate_all
 from buffet.verification.word_search import Hunt
 from random_encoders import encoder
@@ -140,3 +142,21 @@ def test_several_tasks_are_decided_each():
     near, far = x[1] + 1e-3, x[2] + 1e-3
     region = CandidateSet(x, [[1], [2]], [[near[None]], [far[None]]])
     assert buffet.verify(model, region).verdicts == ("certified", "certified")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_that_share_the_sentences_find_the_same(seed, monkeypatch):
+    model = encoder(seed)
+    region = region_of(model, 0.3, choices=12, seed=seed)
+    label = int(model.program64.evaluate(region.center.double()).argmax())
+    sentences = Sentences.of(model.program64.margins(label), region)
+    alone = enumerate_all(sentences)
+    monkeypatch.setattr(enumeration, "WORTH_SPLITTING", 0)
+    monkeypatch.setattr(enumeration, "BLOCK", 1)
+    with threads(2):
+        shared = enumerate_all(sentences)
+    assert (shared.proven, shared.complete) == (alone.proven, alone.complete)
+    assert (shared.flip is None) == (alone.flip is None)
+    if alone.complete:
+        assert shared.run == alone.run == sentences.count
+        assert shared.least == pytest.approx(alone.least, abs=1e-12)

@@ -90,6 +90,8 @@ class Policy:
     words_at_once: int = 25_000_000_000
     """Numbers that are multiplied to run all sentences of a set, or of a part of one, where that is done at
     once: a second or two, not much more than a quick bound takes."""
+    words_each: int = 8
+    """The same for sets of no more than this many sentences per candidate, whatever it takes."""
     words_in_all: int = 200_000
     """Sentences of a set that are run in the end, if nothing else proves it: a minute or so."""
     words_parts: int = 64

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +21,11 @@ from buffet.network import Affine, Program
 from buffet.propagation.rigorous_run import Computed, RigorousRun, batch_size, multiplications
 from buffet.regions import CandidateSet
 from buffet.regions.combinations import Choice, Choices, Combinations
+from buffet.system.parallel import side_by_side, threads
 
 EXACT = torch.float64
+WORTH_SPLITTING = 8_000_000_000
+"""Numbers to be multiplied, from which on several processes share the sentences."""
 BLOCK = 16
 """Batches that are listed at a time; the clock is looked at in between."""
 NEAREST = 512
@@ -95,10 +100,10 @@ class Sentences:
         self, choices: Choices, dtype: torch.dtype = EXACT
     ) -> tuple[Float[Tensor, "points others"], Float[Tensor, " points"]]:
         """Their margins, and how far each of these may be off."""
-        with torch.inference_mode():
+        with torch.inference_mode(), threads(1):  # the operations are too small to be split
             index = self.index(choices)
             if dtype == self.quick:
-                run, table = self._run
+                run, table = self.prepared
             else:  # few sentences, as a rule, with few of the rows
                 used, index = index.unique(return_inverse=True)
                 run = RigorousRun(self.program, dtype)
@@ -115,7 +120,8 @@ class Sentences:
         return torch.float32 if suits and self.rows.device.type == "cpu" else EXACT
 
     @cached_property
-    def _run(self) -> tuple[RigorousRun, dict[int, Computed]]:
+    def prepared(self) -> tuple[RigorousRun, dict[int, Computed]]:
+        """What all runs in the quick precision share: all that depends on single rows."""
         with torch.inference_mode():
             run = RigorousRun(self.program, self.quick)
             return run, run.table(self.rows)
@@ -180,6 +186,21 @@ class Tally:
                 self._near.append((choices[sure][near], lower[sure][near]))
         return None
 
+    def merge(self, other: Tally) -> None:
+        """Add what another run of some sentences of the same set has found."""
+        self.run += other.run
+        self._near += other._near
+        self._ceiling = min(self._ceiling, other._ceiling)
+        if other.lower is not None:
+            self._keep(other.lower[None])
+        if other.least < self.least:
+            self.least = other.least
+        self.flip = self.flip if other.flip is None else other.flip
+
+    def __getstate__(self) -> dict[str, object]:
+        """What another process is told: it has the sentences."""
+        return {**vars(self), "sentences": None}
+
     def _settle(self, choices: Choices, value: Tensor, error: Tensor) -> None:
         """What double precision says is final."""
         smallest = value.amin(-1)
@@ -220,10 +241,26 @@ def enumerate_all(
 ) -> Outcome:
     """Run all sentences, or those of a part, until one has another answer or the time is up."""
     tally, part = Tally(sentences), part or sentences.whole
-    for block in part.blocks(BLOCK * sentences.batch):
+
+    def run(some: Sequence[Choices]) -> Tally:
+        """A share of the work, maybe in a process of its own."""
+        own = Tally(sentences)
+        for block in some:
+            if own.flip is None:
+                own.add(block)
+        return own
+
+    blocks = part.blocks(BLOCK * sentences.batch)
+    large = part.count() * sentences.work > WORTH_SPLITTING
+    workers = torch.get_num_threads() if large else 1
+    _ = sentences.prepared  # once, for all processes
+    while shares := [
+        share for _ in range(workers) if (share := list(islice(blocks, 1 if workers == 1 else 4)))
+    ]:
         if deadline is not None and time.perf_counter() > deadline:
             return tally.outcome(False)
-        tally.add(block)
+        for found in side_by_side(run, shares):
+            tally.merge(found)
         if tally.flip is not None:
             return tally.outcome(False)
     return tally.outcome(True)

@@ -42,8 +42,13 @@ class WordSearch:
         return cls(query, Sentences.of(program, query.region))
 
     def few(self, part: Combinations) -> bool:
-        """Whether to run all sentences costs about as much as to bound them."""
-        return part.count() * self.sentences.work <= POLICY.words_at_once
+        """Whether to run all sentences costs about as much as to bound them.
+
+        Bounds look at every candidate in every form: where there are hardly more sentences than candidates,
+        as when one word is exchanged at a time, running them is always cheaper.
+        """
+        count, candidates = part.count(), sum(map(len, part.allowed))
+        return count * self.sentences.work <= POLICY.words_at_once or count <= POLICY.words_each * candidates
 
     @property
     def countable(self) -> bool:
