@@ -1,7 +1,8 @@
 """From a query to a verdict. Only this module turns bounds into claims.
 
 A query is *certified* when every margin's lower bound is finite and strictly positive, *falsified* when a
-concrete point of the region was re-evaluated on the model and has another answer, and *unknown* otherwise.
+concrete point of the region was re-evaluated on the model and has another answer or violates the property,
+and *unknown* otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 from buffet.attack import AttackSettings, attack
 from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
 from buffet.methods import Method, method_named
-from buffet.query import Query, clean_answer, deadline_of, sized, without_padding
+from buffet.properties import Property
+from buffet.query import Query, deadline_of, question, sized, without_padding
 from buffet.regions import Region
 from buffet.results import Subject, Verification
 from buffet.search.cells import tree_of_proofs
@@ -34,6 +36,7 @@ def verify(
     method: str | Method = "buffet",
     *,
     label: int | None = None,
+    property: Property | None = None,
     mask: Bool[Tensor, "tokens"] | None = None,
     budget: float | None = None,
     falsify: bool | AttackSettings = True,
@@ -42,7 +45,7 @@ def verify(
     seed: int = 0,
     engine: Engine | None = None,
 ) -> Verification:
-    """Prove that no point of `region` changes the model's answer, or find one that does.
+    """Prove that no point of `region` changes the model's answer (or violates a property), or find one.
 
     A method with a portfolio, as ``buffet``, asks the cheapest of its rivals first and is done with a task as
     soon as it is proven or a quick attack breaks it.
@@ -53,6 +56,7 @@ def verify(
         eps: the size of the ball, one for all tasks or one per task.
         method: a name in `buffet.METHODS`, or what `buffet.method` makes of one.
         label: the class to defend; by default the one the model gives the unmoved rows.
+        property: what is to be proven of the outputs instead, such as `Property.within` for a regression.
         mask: False for the padding rows of the sentence.
         budget: seconds after which the best bound found by then is returned. An attack has what is left of
             them, and at least a quarter (at most half a second) more.
@@ -71,10 +75,10 @@ def verify(
     whole = sized(region, eps)
     region = without_padding(whole, mask)
     chosen = method_named(method)
-    label, clean = clean_answer(model, region, label)
+    asked, clean = question(model, region, label, property)
     begin = time.perf_counter()
-    query = Query(model, region, label, engine or Engine(), deadline_of(budget))
-    query.engine.check(chosen.clean_run(model.program64, region.center, label), chosen, region)
+    query = Query(model, region, asked, engine or Engine(), deadline_of(budget))
+    query.engine.check(chosen.clean_run(model.program64, region.center, asked), chosen, region)
     thorough = falsify if isinstance(falsify, AttackSettings) else None
     quick = replace(POLICY.quick_attack, seed=thorough.seed if thorough else seed) if falsify else None
     evidence = Evidence(query, clean)
@@ -84,8 +88,10 @@ def verify(
         grace = 0.0 if budget is None else min(POLICY.grace, POLICY.grace_share * budget)
         evidence.attack(thorough or replace(POLICY.quick_attack, seed=seed), grace)
     points = [p if p is None or mask is None else _with_padding(whole, mask, p) for p in evidence.points]
-    about = Subject.of(model, whole, chosen)
-    return Verification(label, evidence.verdicts(), evidence.margins, clean, tuple(points), seconds, about)
+    about = Subject.of(model, whole, chosen, None if asked.label is not None else asked.texts)
+    return Verification(
+        asked.label, evidence.verdicts(), evidence.margins, clean, tuple(points), seconds, about
+    )
 
 
 def _with_padding(
@@ -163,12 +169,12 @@ class Evidence:
         query = self.query
         if not len(tasks) or (self._margins is not None and query.expired):
             return
-        clean_run = method.clean_run(query.model.program64, query.region.center, query.label)
+        clean_run = method.clean_run(query.model.program64, query.region.center, query.asked)
         if not query.engine.holds(clean_run, method, query.region):
             return  # the method itself fits: that was checked; its rivals need not
         part = query.region.select(tasks)
         found = bound_margins(
-            query.model, part, method, query.label, query.engine, clean_run, query.context, trace
+            query.model, part, method, query.asked, query.engine, clean_run, query.context, trace
         )
         if self._margins is None:
             self._margins = found
@@ -182,7 +188,7 @@ class Evidence:
         query = self.query
         for task in self.unsettled().tolist():
             one = query.region.select([task])
-            tree = tree_of_proofs(query.model, one, method, query.label, query.engine, query.context)
+            tree = tree_of_proofs(query.model, one, method, query.asked, query.engine, query.context)
             if tree:
                 self.margins[task] = tree.margins
 
@@ -196,7 +202,7 @@ class Evidence:
             return
         end, part = self.query.deadline, self.query.region.select(tasks)
         end = end if end is None else max(end, begin + grace)
-        found = attack(self.query.model.program64, part, self.query.label, settings, deadline=end)
+        found = attack(self.query.model.program64, part, self.query.asked, settings, deadline=end)
         for place, task in enumerate(tasks.tolist()):
             if found.success[place]:
                 self.points[task] = found.points[place]
