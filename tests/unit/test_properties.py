@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -266,3 +268,18 @@ def test_what_cannot_be_asked_is_refused():
         buffet.verify(model, region, property=Property.margins(0, 2))
     with pytest.raises(BuffetError, match="give one of them"):
         buffet.verify(model, region, label=0, property=Property.within([0.0], [1.0]))
+
+
+def test_the_controller_of_the_documentation(tmp_path, capsys):
+    """What the page says of it: trained here, exported, read back, proven and broken."""
+    path = Path(__file__).parents[2] / "docs" / "controller.py"
+    spec = importlib.util.spec_from_file_location("controller", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(tmp_path)
+    out = capsys.readouterr().out
+    assert "OnnxModel('controller', input 1 × 4 × 2, 1 output, 1 attention layer)" in out
+    assert "torque within (-1.1, -0.3): certified" in out
+    assert "torque within (-0.7, -0.6): falsified" in out
