@@ -75,7 +75,7 @@ def learn(
     else:
         flat = started(bounds, learning.start, lambda s: evaluate(s)[0], only_alphas=only_alphas, dtype=dtype)
     best = Best(flat.values.detach())
-    adam = Adam(flat, learning.rate)
+    adam = Adam(flat.values, learning.rate)
     for number in range(learning.steps if flat.values.numel() else 0):
         if context.expired:
             break

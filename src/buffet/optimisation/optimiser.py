@@ -99,6 +99,8 @@ class Optimiser(ABC):
                 found = margins(bounds, problem.propagation)
         except OutOfTime:
             return problem.nothing()
+        if context.walked is not None:
+            context.walked.append(bounds)
         learns = self.learns and problem.propagation.linear
         if not learns or self._settled(problem, bounds, found, context):
             return found

@@ -17,8 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
+from buffet.branching.prove import Walked, can_cut, effort_of, proven_by_cuts
 from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
 from buffet.methods import Method, method_named
+from buffet.optimisation.context import Context
 from buffet.properties import Property
 from buffet.query import Query, deadline_of, question, sized, without_padding
 from buffet.regions import Region
@@ -110,6 +112,7 @@ class Evidence:
         self.attack_seconds = 0.0
         self._margins: Tensor | None = None
         self._attacked: AttackSettings | None = None  # how the unsettled tasks were attacked
+        self._told: Context | None = None  # what the method of a single task has told
 
     @property
     def margins(self) -> Tensor:
@@ -151,7 +154,9 @@ class Evidence:
         for candidate in ladder.plain:
             if cheap or candidate != ladder.method.plain():  # learning starts from that, and loses nothing
                 self._ask(candidate, self.unsettled() if not best else everything)
-        self._ask(ladder.method, self.unsettled() if cheap else everything, trace)
+        if len(everything) == 1 and cheap:
+            self._told = replace(self.query.context, learned={}, walked=[])
+        self._ask(ladder.method, self.unsettled() if cheap else everything, trace, self._told)
         if not self.clean > 0:
             return
         if ladder.method.cells > 1:
@@ -159,12 +164,16 @@ class Evidence:
         for rival in ladder.slow:
             tasks = self.unsettled()
             self._ask(rival, tasks[self._close(tasks)])
+        if cheap and can_cut(ladder.method) and ladder.method.cells == 1:
+            self._branch(ladder.method)
 
     def _close(self, tasks: Tensor) -> Tensor:
         """Which tasks are so close to a proof that a rival may find one: none is ahead by much."""
         return (self.margins[tasks].amin(-1) > -POLICY.close * self.clean).cpu()
 
-    def _ask(self, method: Method, tasks: Tensor, trace: Trace | None = None) -> None:
+    def _ask(
+        self, method: Method, tasks: Tensor, trace: Trace | None = None, context: Context | None = None
+    ) -> None:
         """Take a method's margins of some tasks where they are larger than what is known."""
         query = self.query
         if not len(tasks) or (self._margins is not None and query.expired):
@@ -174,7 +183,7 @@ class Evidence:
             return  # the method itself fits: that was checked; its rivals need not
         part = query.region.select(tasks)
         found = bound_margins(
-            query.model, part, method, query.asked, query.engine, clean_run, query.context, trace
+            query.model, part, method, query.asked, query.engine, clean_run, context or query.context, trace
         )
         if self._margins is None:
             self._margins = found
@@ -191,6 +200,33 @@ class Evidence:
             tree = tree_of_proofs(query.model, one, method, query.asked, query.engine, query.context)
             if tree:
                 self.margins[task] = tree.margins
+
+    def _branch(self, method: Method) -> None:
+        """Prove the unsettled tasks leaf by leaf: with a budget until it is spent, else briefly, where they
+        are close to a proof."""
+        query = self.query
+        tasks = self.unsettled()
+        if query.deadline is None:
+            tasks = tasks[self._close(tasks)]
+        clean_run = method.clean_run(query.model.program64, query.region.center, query.asked)
+        for task in tasks.tolist():
+            engine = query.engine
+            if query.expired or not engine.holds(clean_run, method, query.region):
+                return
+            problem = method.problem(
+                clean_run, query.region.select([task]), dtype=engine.dtype, chunk_bytes=engine.rows
+            )
+            alone = query.region.tasks == 1 and self._told is not None
+            walked = (
+                Walked.told(problem, self._told)
+                if alone and self._told
+                else Walked.by(method, problem, query.context)
+            )
+            if not walked:
+                continue
+            found = proven_by_cuts(walked, effort_of(query.deadline, POLICY.leaves))
+            if found is not None:
+                self.margins[task] = found
 
     def attack(self, settings: AttackSettings, grace: float = 0.0) -> None:
         """Look for counterexamples of the unsettled tasks, unless that was done already.
