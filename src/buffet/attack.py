@@ -1,9 +1,10 @@
 """Gradient attacks: points of a region that the network answers differently.
 
 Steps are taken in float32; whatever is reported was evaluated again in float32 *and* float64, and counts as
-a success only if the margin ``logit[label] − max_other logit`` is strictly negative in both. A success is a
-counterexample; a failure proves nothing. A deadline (on the clock of `time.perf_counter`) ends an attack
-after the gradient step that is under way, with what was found by then; where nothing was, that is a failure.
+a success only if the margin ``logit[label] − max_other logit`` is strictly negative in both; of any other
+property, if the float64 outputs violate it. A success is a counterexample; a failure proves nothing. A
+deadline (on the clock of `time.perf_counter`) ends an attack after the gradient step that is under way, with
+what was found by then; where nothing was, that is a failure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Program
+from buffet.properties import Property
 from buffet.regions import Region
 from buffet.system.parallel import threads
 
@@ -66,25 +68,36 @@ class _Target:
 
     single: Program
     double: Program
-    label: int
+    goal: Property | int
     mask: Tensor | None
     deadline: float | None
 
     @classmethod
-    def of(cls, program: Program, label: int, mask: Tensor | None, deadline: float | None) -> _Target:
-        return cls(program.to(torch.float32), program.to(torch.float64), label, mask, deadline)
+    def of(
+        cls, program: Program, goal: Property | int, mask: Tensor | None, deadline: float | None
+    ) -> _Target:
+        return cls(program.to(torch.float32), program.to(torch.float64), goal, mask, deadline)
+
+    @property
+    def label(self) -> int | None:
+        """The class whose margin is to become negative, if it is about one."""
+        return self.goal.label if isinstance(self.goal, Property) else self.goal
 
     @property
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
     def margin(self, region: Region, delta: Tensor) -> Tensor:
-        """``logit[label] − max_other logit`` in the precision of `delta`."""
+        """``logit[label] − max_other logit`` or the margin of a property, in the precision of `delta`."""
         x = region.points(delta)
         mask = None if self.mask is None else self.mask.expand(x.shape[:-1])
         logits = (self.double if x.dtype == torch.float64 else self.single).evaluate(x, mask)
-        others = torch.cat([logits[..., : self.label], logits[..., self.label + 1 :]], -1)
-        return logits[..., self.label] - others.amax(-1)
+        label = self.label
+        if label is None:
+            assert isinstance(self.goal, Property)
+            return self.goal.margin(self.goal.values(logits)).to(logits.dtype)
+        others = torch.cat([logits[..., :label], logits[..., label + 1 :]], -1)
+        return logits[..., label] - others.amax(-1)
 
     def gradient(self, region: Region, delta: Tensor) -> tuple[Tensor, Tensor]:
         """The margin and its gradient; entries that overflow are 0."""
@@ -95,28 +108,33 @@ class _Target:
         return margin.detach(), slope.nan_to_num(0.0, 0.0, 0.0)
 
     def flipped(self, region: Region, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the float64 point `delta` flips the answer in both precisions, and its float64 margin."""
+        """Whether the float64 point `delta` flips the answer in both precisions, and its float64 margin.
+
+        A property that is not about the largest output is violated or not: float64 decides.
+        """
         with torch.no_grad():
             margin = self.margin(region, delta)
+            if self.label is None:
+                return margin <= 0, margin
             return (margin < 0) & (self.margin(region, delta.float()) < 0), margin
 
 
 def attack(
     program: Program,
     region: Region,
-    label: int,
+    goal: Property | int,
     settings: AttackSettings = DEFAULT,
     *,
     mask: Bool[Tensor, "tokens"] | None = None,
     deadline: float | None = None,
 ) -> Attack:
-    """Look in every task of `region` for a point that is not classified as `label`.
+    """Look in every task of `region` for a point that violates a property, or is not of the given class.
 
     Frank–Wolfe steps ``δ ← δ + η (argmin_{δ'} ∇margin·δ' − δ)`` with η falling from 1: the exact linear
     minimiser of the region suits every norm. Finite candidate sets also get all single substitutions in turn.
     Stops as soon as every task has a confirmed success.
     """
-    target = _Target.of(program, label, mask, deadline)
+    target = _Target.of(program, goal, mask, deadline)
     generator = torch.Generator().manual_seed(settings.seed)
     found: list[Tensor] = []
     for tasks, split in _groups(program, region, settings):
@@ -135,7 +153,7 @@ def attack(
 def nearest_attack(
     program: Program,
     region: Region,
-    label: int,
+    goal: Property | int,
     settings: AttackSettings = DEFAULT,
     upper: float | None = None,
     *,
@@ -146,7 +164,7 @@ def nearest_attack(
 
     The size of `region`, if any, is ignored; nothing larger than `upper` is accepted.
     """
-    target = _Target.of(program, label, mask, deadline)
+    target = _Target.of(program, goal, mask, deadline)
     generator = torch.Generator().manual_seed(settings.seed)
     limit = math.inf if upper is None else float(upper)
     still = _still(region)
@@ -173,7 +191,7 @@ def nearest_attack(
 def attacked_radius(
     program: Program,
     region: Region,
-    label: int,
+    goal: Property | int,
     settings: AttackSettings = DEFAULT,
     upper: float | None = None,
     *,
@@ -183,9 +201,9 @@ def attacked_radius(
     """For every task the size of the smallest counterexample found, rounded up (inf: none found).
 
     The number is ``max_d ‖δ_d‖_p`` of a δ that was seen to flip the answer (see `nearest_attack`), so the
-    ball of that size is surely not robust. It is 0 if the clean input is not classified as `label`.
+    ball of that size is surely not robust. It is 0 if the clean input does already.
     """
-    found = nearest_attack(program, region, label, settings, upper, mask=mask, deadline=deadline)
+    found = nearest_attack(program, region, goal, settings, upper, mask=mask, deadline=deadline)
     size = region.size_of(found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)
     return torch.where(found.success, size, math.inf)
 

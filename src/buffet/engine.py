@@ -17,6 +17,7 @@ from buffet.network import Program
 from buffet.optimisation.context import Context
 from buffet.optimisation.warm_starts import Starts
 from buffet.propagation.clean_run import CleanRun
+from buffet.properties import Property
 from buffet.regions import Region
 from buffet.system.parallel import side_by_side
 
@@ -81,18 +82,20 @@ def bound_margins(
     model: Classifier,
     region: Region,
     method: Method,
-    label: int,
+    goal: Property | int,
     engine: Engine,
     clean_run: CleanRun | None = None,
     context: Context | None = None,
     trace: Trace | None = None,
-) -> Float[Tensor, "tasks others"]:
+) -> Float[Tensor, "tasks cases"]:
     """Lower bounds of the margins of every task, in batches of tasks that fit the engine's memory.
 
-    A `clean_run` made by ``method.clean_run`` for the same rows and label saves preparing it again; with warm
+    The `goal` is a property, or the class that is to have the largest output; there is a margin for every
+    case that must not happen (`Property.by_case`), of a class one for every other class. A `clean_run` made
+    by ``method.clean_run`` for the same rows and goal saves preparing it again; with warm
     starts in its `context`, an optimiser goes on from what it learned for the same words before.
     """
-    clean_run = clean_run or method.clean_run(model.program64, region.center, label)
+    clean_run = clean_run or method.clean_run(model.program64, region.center, goal)
     engine.check(clean_run, method, region)
     step = batch_size(clean_run, method, region, engine)
 
@@ -112,13 +115,14 @@ def bound_margins(
         for _, starts in parts:
             context.warm_starts.add(starts)
     margins = _plausible(torch.cat([found for found, _ in parts]), region, clean_run.clean[-1])
+    margins = clean_run.asked.by_case(margins) if clean_run.asked else margins
     lost = margins.isnan().any(-1)
     expired = context is not None and context.expired
     if engine.widen and engine.dtype == torch.float32 and bool(lost.any()) and not expired:
         # Bounds too wide for single precision; most are hopeless, but some are not.
         wide = replace(engine, dtype=torch.float64)
         if wide.holds(clean_run, method, region):
-            margins[lost] = bound_margins(model, region.select(lost), method, label, wide, clean_run, context)
+            margins[lost] = bound_margins(model, region.select(lost), method, goal, wide, clean_run, context)
     return margins
 
 
@@ -146,6 +150,6 @@ def _plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:
     return margins.masked_fill(absurd & region.contains(still)[:, None], torch.nan)
 
 
-def proven(margins: Float[Tensor, "tasks others"]) -> Tensor:
+def proven(margins: Float[Tensor, "tasks cases"]) -> Tensor:
     """Which tasks their margins prove; NaN, infinity and no margin at all prove nothing."""
     return ((margins > 0) & margins.isfinite()).all(-1) & (margins.shape[-1] > 0)

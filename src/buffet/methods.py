@@ -22,6 +22,7 @@ from buffet.optimisation.steps import Learning
 from buffet.optimisation.table import OPTIMISERS, RULE_KEPT
 from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import PROPAGATIONS, Propagation
+from buffet.properties import Property, program_of
 from buffet.regions import Region
 from buffet.relaxations.softmax import SOFTMAXES
 from buffet.relaxations.table import PRODUCTS, RULE
@@ -55,9 +56,13 @@ class Method(Composition):
         """How the graph has softmax: a name in SOFTMAXES. Interval arithmetic takes it as it is."""
         return self.softmax if self.describe().linear else "lse"
 
-    def clean_run(self, program: Program, x: Float[Tensor, "tokens width"], label: int) -> CleanRun:
-        """The program (float64) as this method sees it near the rows `x`; reusable for any region there."""
-        return CleanRun(*SOFTMAXES[self.graph](program.margins(label), x.double()))
+    def clean_run(self, program: Program, x: Float[Tensor, "tokens width"], goal: Property | int) -> CleanRun:
+        """The program (float64) as this method sees it near the rows `x`; reusable for any region there.
+
+        The `goal` is what is to be proven: a property, or the class that is to have the largest output.
+        """
+        asked = goal if isinstance(goal, Property) else None
+        return CleanRun(*SOFTMAXES[self.graph](program_of(program, goal), x.double()), asked)
 
     def problem(
         self,
@@ -79,7 +84,7 @@ class Method(Composition):
         dtype: torch.dtype = torch.float32,
         chunk_bytes: int = 8 << 20,
         context: Context | None = None,
-    ) -> Float[Tensor, "tasks others"]:
+    ) -> Float[Tensor, "tasks rows"]:
         """Lower bounds of the margins over the region; NaN where there is none."""
         problem = self.problem(clean_run, region, dtype=dtype, chunk_bytes=chunk_bytes)
         return self.optimiser.bound(problem, context or Context())

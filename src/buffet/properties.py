@@ -14,13 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Affine, Node, Program
+from buffet.printing import listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +105,26 @@ class Property:
         rows, offsets = zip(*sides, strict=True)
         return cls(torch.stack(rows), torch.tensor(offsets, dtype=torch.float64), _each_alone(len(rows))[1])
 
-    @property
+    @cached_property
     def label(self) -> int | None:
         """The class whose margins these are, if the property says that it has the largest output."""
-        for label in range(self.outputs):
-            if self.outputs < 2 or bool(self.offsets.any()) or any(len(case) > 1 for case in self.cases):
-                return None
-            expected = Property.margins(label, self.outputs).rows
-            used = {tuple(self.rows[r].tolist()) for (r,) in self.cases}
-            if used == {tuple(row) for row in expected.tolist()}:
-                return label
-        return None
+        if self.outputs < 2 or bool(self.offsets.any()) or any(len(case) > 1 for case in self.cases):
+            return None
+        used = self.rows[sorted({r for (r,) in self.cases})]
+        larger, smaller = used == 1, used == -1
+        plain = (larger.sum(-1) == 1) & (smaller.sum(-1) == 1) & ((used != 0).sum(-1) == 2)
+        label = int(larger[0].int().argmax())
+        others = smaller.any(0).sum() == self.outputs - 1
+        return label if bool(plain.all() & larger[:, label].all() & others) else None
+
+    def usual(self) -> Property:
+        """The same; margins of a class are in the order of the classes."""
+        return self if self.label is None else Property.margins(self.label, self.outputs)
+
+    @cached_property
+    def _plain(self) -> bool:
+        """Whether every row is a case of its own, in the same order."""
+        return self.cases == tuple((r,) for r in range(len(self.rows)))
 
     def values(self, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch rows"]:
         """The rows at the outputs `y`, in float64."""
@@ -121,13 +132,55 @@ class Property:
             raise BuffetError(f"{y.shape[-1]} outputs, the property is about {self.outputs}")
         return y.double() @ self.rows.mT.to(y.device) + self.offsets.to(y.device)
 
+    def by_case(self, values: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch cases"]:
+        """``max_{r ∈ case} g_r`` of every case: no output is unsafe where all of them are > 0.
+
+        Of lower bounds of the rows over a region they are lower bounds over the region. Rows that are NaN
+        count for nothing; a case of such rows only is NaN.
+        """
+        if self._plain:
+            return values
+        known = values.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        best = torch.stack([known[..., list(case)].amax(-1) for case in self.cases], -1)
+        nothing = [values[..., list(case)].isnan().all(-1) for case in self.cases]
+        return best.masked_fill(torch.stack(nothing, -1), torch.nan)
+
     def margin(self, values: Float[Tensor, "*batch rows"]) -> Float[Tensor, "*batch"]:
         """``min_cases max_{r ∈ case} g_r``: the property holds where it is > 0.
 
-        Of lower bounds of the rows over a region it is a lower bound over the region. NaN where a row that
-        decides is NaN.
+        Of lower bounds of the rows over a region it is a lower bound over the region. NaN where a case is.
         """
-        return torch.stack([values[..., list(case)].amax(-1) for case in self.cases], -1).amin(-1)
+        return self.by_case(values).amin(-1)
+
+    def deciding(
+        self, values: Float[Tensor, "*batch rows"]
+    ) -> tuple[Float[Tensor, "*batch"], Int[Tensor, "*batch"]]:
+        """The margin, and the row that has this value."""
+        if self._plain:
+            least = values.min(-1)
+            return least.values, least.indices
+        known = values.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        rows = torch.stack(
+            [
+                torch.tensor(case, device=values.device)[known[..., list(case)].argmax(-1)]
+                for case in self.cases
+            ],
+            -1,
+        )
+        case = self.by_case(values).argmin(-1, keepdim=True)
+        row = rows.gather(-1, case)
+        return values.gather(-1, row).squeeze(-1), row.squeeze(-1)
+
+    def __str__(self) -> str:
+        return " and ".join(listed(self.texts))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What has to be true, case by case, in the outputs y0, y1, …"""
+        rows = [
+            _text(row, offset) for row, offset in zip(self.rows.tolist(), self.offsets.tolist(), strict=True)
+        ]
+        return tuple(" or ".join(listed([rows[r] for r in case])) for case in self.cases)
 
     def violated(self, y: Float[Tensor, "*batch outputs"]) -> Bool[Tensor, "*batch"]:
         """Whether the outputs `y` are unsafe: all rows of some case are ≤ 0."""
@@ -150,6 +203,32 @@ def _differences(pairs: Sequence[tuple[int, int]], outputs: int) -> Tensor:
 def _each_alone(rows: int) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
     """No offsets, and a case for every row."""
     return torch.zeros(rows, dtype=torch.float64), tuple((r,) for r in range(rows))
+
+
+def _text(row: Sequence[float], offset: float) -> str:
+    """``2·y0 − y1 > 3`` for a row with its offset; numbers are not rounded."""
+    named = [
+        ("−" if value < 0 else "+", f"y{index}" if abs(value) == 1 else f"{_number(abs(value))}·y{index}")
+        for index, value in enumerate(row)
+        if value
+    ]
+    text = " ".join(f"{sign} {name}" for sign, name in named).removeprefix("+ ") or "0"
+    text = text.replace("− ", "−", 1) if text.startswith("−") else text
+    return f"{text} > {_number(-offset)}"
+
+
+def _number(value: float) -> str:
+    return repr(value + 0.0).removesuffix(".0").replace("-", "−")
+
+
+def program_of(program: Program, goal: Property | int) -> Program:
+    """The program ending in the rows of a property; an integer stands for the margins of that class."""
+    if isinstance(goal, int):
+        return program.margins(goal)
+    usual = goal.usual()
+    if usual.label is not None and torch.equal(usual.rows, goal.rows) and usual.cases == goal.cases:
+        return program.margins(usual.label)
+    return program_of_rows(program, goal.rows, goal.offsets)
 
 
 def program_of_rows(

@@ -1,4 +1,4 @@
-"""What is asked: a model, what may move and the class to defend, checked before any work."""
+"""What is asked: a model, what may move and what is to be proven, checked before any work."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.optimisation.context import Context
+from buffet.printing import counted
+from buffet.properties import Property
 from buffet.regions import Region
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """Does the model answer `label` everywhere in the region? With how much memory and time to find out."""
+    """Does what is `asked` hold everywhere in the region? With how much memory and time to find out."""
 
     model: Classifier
     region: Region
-    label: int
+    asked: Property
     engine: Engine
     deadline: float | None  # on the clock of `time.perf_counter`
 
@@ -45,23 +47,53 @@ class Query:
         return replace(self, engine=replace(self.engine, widen=False))
 
 
-def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
-    """The class to defend and its margin at the unmoved rows, checked against the model."""
-    x = region.center.double()
-    width = model.program64.input_width
-    if width != x.shape[1]:
-        raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
-    logits = model.program64.evaluate(x)
-    classes = logits.shape[-1]
+def question(
+    model: Classifier, region: Region, label: int | None = None, property: Property | None = None
+) -> tuple[Property, float]:
+    """What is to be proven and its margin at the unmoved rows, checked against the model.
+
+    By default it is that the answer to the unmoved rows stays the answer.
+    """
+    if label is not None and property is not None:
+        raise BuffetError(
+            "a label and a property: give one of them; a property says all that is to be proven"
+        )
+    logits = _outputs(model, region)
+    if property is not None:
+        if property.outputs != len(logits):
+            raise BuffetError(
+                f"the property is about {counted(property.outputs, 'output')}, the model has {len(logits)}"
+            )
+        if property.label is None:
+            return property, float(property.margin(property.values(logits)))
+        label = property.label
+    classes = len(logits)
     if classes < 2:
         raise BuffetError(
-            "the model has one class: no move changes its answer, and there is nothing to prove"
+            "the model has one output, so there is no other class to answer; give a property of its output,"
+            " such as buffet.Property.within([-1], [1])"
         )
     if label is not None and (isinstance(label, bool) or label not in range(classes)):  # whatever it is
         raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
     label = int(logits.argmax() if label is None else label)
     others = torch.cat([logits[:label], logits[label + 1 :]])
-    return label, float(logits[label] - others.max())
+    return Property.margins(label, classes), float(logits[label] - others.max())
+
+
+def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:
+    """The class to defend and its margin at the unmoved rows, checked against the model."""
+    asked, clean = question(model, region, label)
+    assert asked.label is not None
+    return asked.label, clean
+
+
+def _outputs(model: Classifier, region: Region) -> Float[Tensor, " outputs"]:
+    """The outputs for the unmoved rows."""
+    x = region.center.double()
+    width = model.program64.input_width
+    if width != x.shape[1]:
+        raise BuffetError(f"the rows of the region are {x.shape[1]} wide, the model expects {width}")
+    return model.program64.evaluate(x)
 
 
 def without_padding(region: Region, mask: Bool[Tensor, "tokens"] | None) -> Region:

@@ -51,9 +51,12 @@ class Subject:
     sizes: tuple[float, ...] | None  # ε of every task; None: the region has no such size, or it was searched
     words: tuple[tuple[int, ...], ...]  # the rows that move in every task, as the caller counts them
     tokens: tuple[tuple[str | None, ...], ...]  # what these rows are called; None: not known
+    asked: tuple[str, ...] | None = None  # the cases of a property; None: that the answer stays the same
 
     @classmethod
-    def of(cls, model: object, region: Region, method: Composition) -> Subject:
+    def of(
+        cls, model: object, region: Region, method: Composition, asked: tuple[str, ...] | None = None
+    ) -> Subject:
         """What is asked of a model about a region whose padding, if any, is still there."""
         words = tuple(map(tuple, region.moved.tolist()))
         moved = sorted({row for task in words for row in task})
@@ -70,6 +73,7 @@ class Subject:
             sizes=None if eps is None else tuple(eps.tolist()),
             words=words,
             tokens=tuple(tuple(tokens[row] for row in task) for task in words),
+            asked=asked,
         )
 
     @property
@@ -81,6 +85,11 @@ class Subject:
         around = ", ".join(listed([self.moved(task, repr) for task in range(len(self.words))]))
         return f"{kind}{size} around {around}"
 
+    @property
+    def question(self) -> str:
+        """The property in a few words: y0 > −1 and −y0 > −1."""
+        return " and ".join(listed(self.asked or ()))
+
     def moved(self, task: int, quote: Callable[[str], str] = str) -> str:
         """What moves in a task: its tokens, or the numbers of rows whose tokens are not known."""
         pairs = zip(self.words[task], self.tokens[task], strict=True)
@@ -91,7 +100,8 @@ class Subject:
         norm = "inf" if self.norm == math.inf else self.norm
         labels = None if self.labels is None else list(self.labels)
         named = {"model": self.model, "labels": labels, "method": self.method}
-        return {**named, "region": self.region, "norm": norm}
+        asked = {} if self.asked is None else {"property": list(self.asked)}
+        return {**named, **asked, "region": self.region, "norm": norm}
 
 
 class Result(ABC):
@@ -100,7 +110,7 @@ class Result(ABC):
     Texts round to the side on which a claim stays true; `to_dict` and `to_frame` do not round.
     """
 
-    label: int
+    label: int | None  # None: something else than an answer is to be proven
     clean_margin: float
     about: Subject
 
@@ -118,7 +128,8 @@ class Result(ABC):
         """The answer in a few words."""
 
     def __repr__(self) -> str:
-        words = (self.headline(DIGITS), self.about.place, self.about.method)
+        asked = () if self.about.asked is None else (self.about.question,)
+        words = (self.headline(DIGITS), *asked, self.about.place, self.about.method)
         return f"{type(self).__name__}({', '.join(words)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,8 +164,9 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         """A small table for notebooks: what moved, and what is known about it."""
         about = self.about
-        label = str(self.label) if about.labels is None else about.labels[self.label]
-        answer = f"{about.model}: {label} (clean margin {round_down(self.clean_margin)})"
+        label = self.label if about.labels is None or self.label is None else about.labels[self.label]
+        what = label if about.asked is None else about.question
+        answer = f"{about.model}: {what} (clean margin {round_down(self.clean_margin)})"
         heading = " · ".join((self.headline(4), about.place, about.method, answer))
         names = ("words", "certified", "attacked", "margin", "verdict")
         table = [_line("th", names)]
@@ -178,12 +190,13 @@ class Result(ABC):
 class Verification(Result):
     """The answer to a query with one or more tasks.
 
-    `margins` are lower bounds of ``logit[label] − logit[other]``, valid everywhere in the region.
+    `margins` are lower bounds of ``logit[label] − logit[other]``, or of the cases of a property
+    (`Property.by_case`), valid everywhere in the region.
     """
 
-    label: int
+    label: int | None
     verdicts: tuple[Verdict, ...]
-    margins: Float[Tensor, "tasks others"]
+    margins: Float[Tensor, "tasks cases"]
     clean_margin: float  # at the unmoved rows; negative: the label is not what the model answers
     counterexamples: tuple[Tensor | None, ...]  # rows of a flipped input, per falsified task
     seconds: float  # spent on bounds
@@ -195,7 +208,7 @@ class Verification(Result):
 
     @property
     def margin(self) -> float:
-        """The smallest lower bound over tasks and other classes; NaN if there is none."""
+        """The smallest lower bound over tasks and other classes or cases; NaN if there is none."""
         return float(self.margins.min())
 
     def headline(self, digits: int) -> str:
@@ -208,7 +221,7 @@ class Verification(Result):
     def records(self) -> Iterator[dict[str, Any]]:
         """Every task in plain types; `certified` is its ε if that is proven, `attacked` if it is broken."""
         names = self.about.labels or [str(c) for c in range(self.margins.shape[1] + 1)]
-        others = [name for c, name in enumerate(names) if c != self.label]
+        others = self.about.asked or [name for c, name in enumerate(names) if c != self.label]
         least = self.margins.amin(-1).tolist()  # NaN if any is, unlike min()
         for task, (verdict, margins) in enumerate(zip(self.verdicts, self.margins.tolist(), strict=True)):
             eps = None if self.about.sizes is None else self.about.sizes[task]
@@ -240,7 +253,7 @@ class TaskRadius:
 class Radius(Result):
     """The radii of all tasks; `certified` and `attacked` bracket the smallest true one."""
 
-    label: int
+    label: int | None
     clean_margin: float  # negative: the model does not give this label even to the unmoved rows
     tasks: tuple[TaskRadius, ...]
     evaluations: int  # calls of the engine, each for all unfinished tasks that share their work

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 import buffet
 from buffet.certificates.certificate import certify
 from buffet.cli import main
@@ -20,7 +22,7 @@ from buffet.regions import Box, CandidateSet, LpBall, Region
 from buffet.verification.verify import verify
 from tiny_checkpoint import SENTENCES, write_model, write_sentences
 
-PRINTS_JSON = ("certify", "check", "models", "summary", "sweep")
+PRINTS_JSON = ("certify", "check", "models", "summary", "sweep", "vnncomp")
 """Commands that were asked for JSON print JSON, and nothing else."""
 
 
@@ -89,6 +91,15 @@ class Place:
         config = transformers.BertConfig(**sizes, vocab_size=words, max_position_embeddings=12, num_labels=2)
         transformers.BertForSequenceClassification(config).save_pretrained(self.root / "standard")
         return {**_contents(self.root / "standard"), "tokenizer.json": self.files["tokenizer.json"]}
+
+    @cached_property
+    def networks(self) -> tuple[bytes, ...]:
+        """Valid networks in ONNX: a controller of 12 inputs and 2 outputs, and an image classifier."""
+        from onnx_networks import PLAIN, export, shaken
+
+        made = [(shaken(make()), shape) for make, shape in (PLAIN["controller"], PLAIN["pixels"])]
+        path = self.root / "exported.onnx"
+        return tuple(export(module, torch.zeros(shape), path).read_bytes() for module, shape in made)
 
     @cached_property
     def certificates(self) -> tuple[bytes, ...]:

@@ -9,6 +9,7 @@ from buffet.errors import BuffetError
 from fuzz.arguments import arguments
 from fuzz.certificates import certificate, certified_model
 from fuzz.models import agreement, config, encoder, index, picture, safetensors, torch_file, vision
+from fuzz.networks import instances, onnx_bytes, onnx_graph, vnnlib
 from fuzz.place import FoundError, Place, Target
 from fuzz.results import measurements, report, resume, rows, sweep, table
 from fuzz.tokenizers import byte_pairs, tokenizer, vocabulary
@@ -20,6 +21,7 @@ TARGETS: Mapping[str, Target] = {
     for target in (
         *(config, safetensors, torch_file, index, encoder, agreement, vision, picture),
         *(tokenizer, vocabulary, byte_pairs),
+        *(onnx_bytes, onnx_graph, vnnlib, instances),
         *(sweep, rows, report, table, measurements, resume),
         certificate,
         certified_model,

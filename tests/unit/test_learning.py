@@ -59,7 +59,7 @@ def test_the_flagship_is_never_worse(seed, layers, pooling):
 def test_adam_finds_the_minimum_in_the_cube():
     flat = FlatParameters({0: {"lower": torch.full((3,), 0.5, dtype=torch.float64)}})
     target = torch.tensor([0.2, 0.7, 5.0], dtype=torch.float64)
-    adam = Adam(flat, 0.05)
+    adam = Adam(flat.values, 0.05)
     for _ in range(200):
         adam.descend(flat.gradient(((flat.parameters[0]["lower"] - target) ** 2).sum()))
     assert flat.parameters[0]["lower"].detach().tolist() == pytest.approx([0.2, 0.7, 1.0], abs=0.01)

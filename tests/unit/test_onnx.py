@@ -141,7 +141,8 @@ HEAD = [node("ReduceMean", "h", "m", axes=[1], keepdims=0), node("MatMul", "m w"
         ([node("Mul", "x x", "h"), *HEAD], "node 'the_Mul' (Mul): a product of two values"),
         ([node("Softmax", "x", "h", axis=1), *HEAD], "(Softmax): only a softmax along the last"),
         ([node("ReduceMean", "x", "h", axes=[1]), node("Softmax", "h", "y")], "a softmax that is not one of"),
-        ([node("Where", "mask x big", "h"), *HEAD], "(Where): it picks entries by a mask"),
+        ([node("Where", "mask x big", "h"), *HEAD], "(Where): it masks other things than attention scores"),
+        ([node("Where", "mask x one", "h"), *HEAD], "(Where): it picks entries by a mask"),
         ([node("MatMul", "x w", "y")], "several tokens"),
         ([node("ReduceMean", "x", "y", axes=[1, 2])], "averages other things"),
         ([node("Add", "x gone", "h"), *HEAD], "reads 'gone'"),
@@ -166,6 +167,7 @@ def test_what_cannot_be_expressed_is_refused_in_one_line(nodes, complaint, tmp_p
     constants = {
         "w": W,
         "big": np.float32(-1e30),
+        "one": np.float32(1),
         "mask": np.array([[True, False, True, True]]),
         "huge": np.array([1 << 20, 1 << 20, 1 << 20], np.int64),
         "ids": np.array([0, 1]),
@@ -181,6 +183,7 @@ def test_what_cannot_be_expressed_is_refused_in_one_line(nodes, complaint, tmp_p
     [
         ({"shape": (1, "tokens", 4)}, "1 × ? × 4: all axes but the batch must have fixed sizes"),
         ({"shape": (1, 1 << 20, 1 << 20)}, "too many"),
+        ({"shape": (1, 3, 1 << 21)}, "too many"),  # took a quarter of a minute to be refused elsewhere
         ({"inputs": []}, "expected one input, found none"),
         (
             {

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
 import buffet
 from buffet import BuffetError, Property
-from buffet.engine import Engine, bound_margins
-from buffet.network import Affine, Apply, Builder, First, Program
+from buffet.network import Affine, Apply, Builder, First, Node, Program
 from buffet.properties import program_of_rows
+from random_encoders import ball, encoder
 
 
 def rows(*values: float) -> torch.Tensor:
@@ -128,11 +131,155 @@ def test_rows_of_other_networks_are_refused():
         program_of_rows(program(), torch.zeros(1, 4).double(), rows(0.0))
 
 
-def test_the_embedded_model_is_certified_by_its_property():
-    """The rows of a property give the very margins that `verify` proves."""
-    model = buffet.load()
-    x = model.embed("a gripping , moving film")
-    region = buffet.LpBall(x, [2], 2, 0.01)
-    answer = buffet.verify(model, region, falsify=False)
-    (lower,) = bound_margins(model, region, buffet.METHODS["baseline"], answer.label, Engine())
-    assert Property.margins(answer.label, 2).proven(lower)
+def test_a_case_is_as_safe_as_its_best_row():
+    given = Property(torch.eye(3, dtype=torch.float64), rows(0.0, 0.0, 0.0), ((0, 1), (2,)))
+    lower = torch.tensor([[-1.0, 2.0, 3.0], [math.nan, 2.0, 1.0], [math.nan, math.nan, 1.0]]).double()
+    assert given.by_case(lower)[:2].tolist() == [[2.0, 3.0], [2.0, 1.0]]
+    assert given.by_case(lower)[2].isnan().tolist() == [True, False]
+    margin, row = given.deciding(lower[:2])
+    assert (margin.tolist(), row.tolist()) == ([2.0, 1.0], [1, 2])
+
+
+def test_a_property_says_what_has_to_be_true():
+    assert str(Property.within([-1.0], [0.25])) == "y0 > −1 and −y0 > −0.25"
+    odd = Property(torch.tensor([[2.0, -1.0], [0.0, 0.0]]).double(), rows(-3.0, 1.0), ((0, 1),))
+    assert str(odd) == "2·y0 − y1 > 3 or 0 > −1"
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_margins_in_any_order_are_those_of_a_class(order):
+    plain = Property.margins(1, 4)
+    mixed = Property(plain.rows[order], plain.offsets, plain.cases)
+    assert mixed.label == 1
+    assert torch.equal(mixed.usual().rows, plain.rows)
+    assert Property(plain.rows[:2], plain.offsets[:2], ((0,), (1,))).label is None
+    assert Property(2 * plain.rows, plain.offsets, plain.cases).label is None
+
+
+# --- verified -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A random encoder with other outputs."""
+
+    program64: Program
+
+    @property
+    def program(self) -> Program:
+        return self.program64.to(torch.float32)
+
+
+def regressor(outputs: int, seed: int = 0) -> Ended:
+    """Two attention layers, and `outputs` numbers."""
+    net = encoder(seed).program64
+    generator = torch.Generator().manual_seed(seed)
+    *body, last = net.nodes
+    assert isinstance(last.op, Affine)
+    weight = torch.randn(outputs, last.op.weight.shape[1], generator=generator, dtype=torch.float64)
+    bias = torch.randn(outputs, generator=generator, dtype=torch.float64)
+    return Ended(Program((*body, Node(Affine(weight, bias), last.inputs))))
+
+
+def outputs_at(model: Ended, region: buffet.LpBall, count: int = 200) -> torch.Tensor:
+    delta = region.sample(count, torch.Generator().manual_seed(1)).double()
+    return model.program64.evaluate(region.points(region.project(delta)))
+
+
+@pytest.mark.parametrize("method", ["baseline", "lse", "o-buffet", "buffet"])
+def test_the_property_of_a_class_gives_the_margins_of_its_label_to_the_last_bit(method):
+    model, region = encoder(3, num_labels=4), ball(3, 0.05)
+    for label in range(2):
+        by_label = buffet.verify(model, region, method=method, label=label)
+        by_property = buffet.verify(model, region, method=method, property=Property.margins(label, 4))
+        assert torch.equal(by_label.margins, by_property.margins)
+        assert by_label.verdicts == by_property.verdicts
+        assert (by_label.label, by_label.clean_margin) == (by_property.label, by_property.clean_margin)
+        assert repr(by_label) == repr(by_property)
+
+
+@pytest.mark.parametrize("method", ["baseline", "buffet"])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_bounds_of_outputs_are_proven_and_broken(outputs, method):
+    model, region = regressor(outputs), ball(0, 0.02)
+    seen = outputs_at(model, region).flatten(0, -2)
+    low, high = seen.amin(0) - 0.5, seen.amax(0) + 0.5
+    proven = buffet.verify(
+        model, region, method=method, property=Property.within(low.tolist(), high.tolist())
+    )
+    assert proven.verdict == "certified"
+    assert proven.label is None
+    assert proven.margins.shape == (2, 2 * outputs)
+    ends = Property.within(low.tolist(), high.tolist())
+    assert bool((ends.values(outputs_at(model, region)) >= proven.margins).all())
+    tight = Property.within(seen.mean(0).tolist(), [math.inf] * outputs)
+    broken = buffet.verify(model, region, method=method, property=tight)
+    assert "falsified" in broken.verdicts
+    for point in broken.counterexamples:
+        assert point is None or bool(tight.violated(model.program64.evaluate(point)))
+
+
+def test_one_output_never_preferred_to_another():
+    model, region = regressor(3), ball(0, 0.05)
+    clean = model.program64.evaluate(region.center.double())
+    best, worst = int(clean.argmax()), int(clean.argmin())
+    kept = buffet.verify(model, region, property=Property.never_preferred(worst, best, 3))
+    assert kept.verdict == "certified"
+    assert kept.margins.shape == (2, 1)
+    lost = buffet.verify(model, region, property=Property.never_preferred(best, worst, 3))
+    assert lost.verdict == "falsified"
+    assert "y" in repr(lost)
+    assert lost.to_dict()["label"] is None
+    assert list(lost.to_dict()["tasks"][0]["margins"]) == lost.to_dict()["property"]
+
+
+@pytest.mark.parametrize("method", ["baseline", "buffet"])
+def test_a_row_that_decides_a_case_is_enough(method):
+    """Unsafe: y0 above all that was seen, and y1 below 1000. The latter is true everywhere."""
+    model, region = regressor(2), ball(0, 0.05)
+    top = float(outputs_at(model, region)[..., 0].max())
+    table = torch.tensor([[-1.0, 0.0], [0.0, 1.0]]).double()
+    safe = Property(table, rows(top + 1, -1000.0), ((0, 1),))
+    found = buffet.verify(model, region, method=method, property=safe)
+    assert found.verdict == "certified"
+    assert found.margins.shape == (2, 1)
+    assert bool((found.margins > 0).all())
+    unsafe = Property(table, rows(top - 1, -1000.0), ((0, 1),))
+    assert buffet.verify(model, region, method=method, property=unsafe).verdict == "falsified"
+
+
+def test_cells_prove_a_case_by_another_row_each():
+    """No row is positive all over the region, but everywhere one of the two is."""
+    net = Builder()
+    net.affine(net.add(First(), net.input), torch.tensor([[1.0], [-1.0]]), torch.tensor([0.1, 0.1]))
+    model = Ended(net.build().to(torch.float64))
+    region = buffet.LpBall(torch.zeros(1, 1), [0], 2, 1.0)
+    one_of_two = Property(torch.eye(2).double(), rows(0.0, 0.0), ((0, 1),))
+    assert buffet.verify(model, region, property=one_of_two).verdict == "unknown"
+    found = buffet.verify(model, region, method=buffet.method("baseline", cells=4), property=one_of_two)
+    assert found.verdict == "certified"
+
+
+def test_what_cannot_be_asked_is_refused():
+    model, region = regressor(1), ball(0, 0.05)
+    with pytest.raises(BuffetError, match="give a property"):
+        buffet.verify(model, region)
+    with pytest.raises(BuffetError, match="about 2 outputs, the model has 1"):
+        buffet.verify(model, region, property=Property.margins(0, 2))
+    with pytest.raises(BuffetError, match="give one of them"):
+        buffet.verify(model, region, label=0, property=Property.within([0.0], [1.0]))
+
+
+def test_the_controller_of_the_documentation(tmp_path, capsys):
+    """What the page says of it: trained here, exported, read back, proven and broken."""
+    path = Path(__file__).parents[2] / "docs" / "controller.py"
+    spec = importlib.util.spec_from_file_location("controller", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(tmp_path)
+    out = capsys.readouterr().out
+    assert "OnnxModel('controller', input 1 × 4 × 2, 1 output, 1 attention layer)" in out
+    assert "torque within (-1.1, -0.3): certified" in out
+    assert "torque within (-0.7, -0.6): falsified" in out

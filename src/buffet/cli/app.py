@@ -38,6 +38,8 @@ from buffet.cli.sweep import EXAMPLES as SWEEP_EXAMPLES
 from buffet.cli.sweep import sweep
 from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
 from buffet.cli.train import train
+from buffet.cli.vnncomp import EXAMPLES as VNNCOMP_EXAMPLES
+from buffet.cli.vnncomp import vnncomp
 from buffet.errors import BuffetError, one_line
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.openmp import spin_briefly
@@ -57,6 +59,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "certify": Command(certify, CERTIFY_EXAMPLES),
     "check": Command(check, CHECK_EXAMPLES),
+    "vnncomp": Command(vnncomp, VNNCOMP_EXAMPLES),
     "models": Command(models),
     "methods": Command(methods),
     "train": Command(train, TRAIN_EXAMPLES),

@@ -48,7 +48,7 @@ Expression = list | str
 Form = dict[tuple[str, int], Fraction]
 """Coefficients by variable; the constant has the key `ONE`."""
 ONE = ("", 0)
-UNIT = Fraction(1)
+UNIT, MINUS = Fraction(1), Fraction(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +264,7 @@ def _fold(forms: Sequence[Form], sign: int, line: int) -> Form:
 
 def _difference(left: Form, right: Form, line: int) -> Form:
     if left.keys().isdisjoint(right):  # thousands of bounds of inputs are like this
-        return left | {key: -value for key, value in right.items()}
+        return left | {key: MINUS if value is UNIT else -value for key, value in right.items()}
     return _fold((left, right), -1, line)
 
 
@@ -314,9 +314,11 @@ def _bounds(atoms: Iterable[Atom], lower: Ends, upper: Ends) -> tuple[Ends, Ends
         if len(variables) > 1:
             raise _error(atom.line, "a constraint on several inputs: only boxes are supported")
         ((index, slope),) = variables
-        end = -atom.form.get(ONE, Fraction(0))
-        if slope != 1:
-            end = -end if slope == -1 else _checked(end / slope, atom.line)
+        constant = atom.form.get(ONE, Fraction(0))
+        if slope is MINUS:
+            end = constant  # as half of all bounds are
+        else:
+            end = -constant if slope is UNIT else _checked(-constant / slope, atom.line)
         side, tighter = (upper, min) if slope > 0 else (lower, max)
         known = side.get(index)
         side[index] = (end, atom.line) if known is None else tighter(known, (end, atom.line))

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from buffet.optimisation.flat import FlatParameters
-
 
 class Adam:
     """Adam (Kingma & Ba 2015) on parameters: every step is followed by the projection to [0, 1].
@@ -15,12 +13,13 @@ class Adam:
     PyTorch's own costs seconds of imports at its first use, which is more than most bounds take.
     """
 
-    def __init__(self, flat: FlatParameters, rate: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self.flat, self.rate, self.betas = flat, rate, betas
-        self._first, self._second = (torch.zeros_like(flat.values, requires_grad=False) for _ in range(2))
+    def __init__(self, values: Tensor, rate: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        """Of `values`, which are changed in place."""
+        self.values, self.rate, self.betas = values, rate, betas
+        self._first, self._second = (torch.zeros_like(values, requires_grad=False) for _ in range(2))
         self._steps = 0
 
-    def descend(self, gradient: Float[Tensor, "tasks numbers"], share: float = 1.0) -> None:
+    def descend(self, gradient: Float[Tensor, "*values"], share: float = 1.0) -> None:
         """One step (or a `share` of it) down a gradient; where it is NaN, nothing moves."""
         self._steps += 1
         beta1, beta2 = self.betas
@@ -32,4 +31,4 @@ class Adam:
             # as long to take a root of.
             size = self._second.div(1 - beta2**self._steps).add_(1e-16).sqrt_()
             reach = -self.rate * share / (1 - beta1**self._steps)
-            self.flat.values.addcdiv_(self._first, size, value=reach).clamp_(0, 1)
+            self.values.addcdiv_(self._first, size, value=reach).clamp_(0, 1)

@@ -100,7 +100,7 @@ class Tuning:
         self, lagrangian: Lagrangian, flat: FlatParameters, steps: int
     ) -> Float[Tensor, "tasks numbers"]:
         """The parameters after some steps up the mean of the rows."""
-        adam, best = Adam(flat, self.rate), Best(flat.values)
+        adam, best = Adam(flat.values, self.rate), Best(flat.values)
         found = best.values
         for _ in range(steps):
             if self.context.expired:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from buffet.optimisation.warm_starts import WarmStarts
+from buffet.propagation.substitution import Bounds
 from buffet.relaxations.relaxation import Parameters
 
 
@@ -20,6 +21,7 @@ class Context:
     deadline: float | None = None  # on the clock of `time.perf_counter`
     trace: Callable[[int, Tensor], None] | None = None  # is told the step and the margins of the tasks
     learned: dict[int, dict[int, Parameters]] | None = None  # takes the parameters learned for every node
+    walked: list[Bounds] | None = None  # takes the bounds of every walk
 
     @property
     def expired(self) -> bool:

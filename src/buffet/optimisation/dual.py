@@ -98,12 +98,12 @@ class Lagrangian:
         values, dtype = flat.values.detach(), self.rows.dtype
         with torch.inference_mode():
             parameters = flat.current if values.dtype == dtype else flat.reading(values.to(dtype))
-            lower, states = self._passes(self._read(parameters))
+            lower, states = self._passes(self.read(parameters))
 
         def gradient(weights: Tensor) -> Tensor:
             total = torch.zeros_like(values)
             with torch.inference_mode():
-                found = self._read(flat.reading(total))
+                found = self.read(flat.reading(total))
                 weighted = weights.to(dtype)[:, None, None]
                 for step in self.steps:
                     if step.index in found:
@@ -114,7 +114,7 @@ class Lagrangian:
 
         return lower.clone(), gradient
 
-    def _read(self, parameters: Mapping[int, Parameters]) -> dict[int, Parameters]:
+    def read(self, parameters: Mapping[int, Parameters]) -> dict[int, Parameters]:
         """The parameters that the rows depend on, of the tokens that they read."""
         return {
             i: {key: share if share.shape[1] == n else share[:, :n] for key, share in parameters[i].items()}
@@ -133,7 +133,7 @@ class Lagrangian:
             given = lines.get(i, {}) if isinstance(step.dual, LinesDual) else parameters.get(i, {})
             found, states[i] = step.dual.pull(pending.pop(i), given)
             for source, part in zip(step.sources, found, strict=True):
-                pending[source] = _plus(pending[source], part) if source in pending else part
+                pending[source] = plus(pending[source], part) if source in pending else part
         form = pending.pop(MOVED)
         values = {MOVED: self.region.lowest(form.movedim(-1, 0)).movedim(0, -1)}
         for step in self.steps:
@@ -158,7 +158,7 @@ def tokens_read(bounds: Bounds, root: int, wanted: int) -> dict[int, int]:
     return read
 
 
-def _plus(a: Tensor, b: Tensor) -> Tensor:
+def plus(a: Tensor, b: Tensor) -> Tensor:
     """The sum of multipliers, those of further tokens being 0."""
     if a.shape[1] == b.shape[1]:
         return a + b

@@ -106,7 +106,7 @@ def follow_root(
         eps: where to start, about the largest ε proven so far.
         clean: the margin at ε = 0.
     """
-    adam, best, pace = Adam(flat, learning.rate, BETAS), Best(flat.values), torch.ones_like(eps)
+    adam, best, pace = Adam(flat.values, learning.rate, BETAS), Best(flat.values), torch.ones_like(eps)
     values = flat.values.detach()
     for number in range(learning.steps):
         try:

@@ -75,7 +75,7 @@ def learn(
     else:
         flat = started(bounds, learning.start, lambda s: evaluate(s)[0], only_alphas=only_alphas, dtype=dtype)
     best = Best(flat.values.detach())
-    adam = Adam(flat, learning.rate)
+    adam = Adam(flat.values, learning.rate)
     for number in range(learning.steps if flat.values.numel() else 0):
         if context.expired:
             break
@@ -83,7 +83,7 @@ def learn(
             margins, gradient = evaluate(flat)
         except OutOfTime:
             break
-        margin, other = margins.min(-1, keepdim=True)
+        margin, other = (v[:, None] for v in bounds.clean_run.deciding(margins))
         if context.trace:
             context.trace(number, margin.squeeze(-1))
         best.offer(flat.values.detach(), margin.squeeze(-1))
@@ -112,10 +112,10 @@ def started(
         flats = [
             FlatParameters(initial_parameters(bounds, name, only_alphas=only_alphas), dtype) for name in names
         ]
-        if len(flats) > 1:
+        if len(flats) > 1 and flats[0].values.numel():
             best = Best(flats[0].values)
             for flat in flats:
-                best.offer(flat.values, margins(flat).amin(-1))
+                best.offer(flat.values, bounds.clean_run.deciding(margins(flat))[0])
             flats[0].values.copy_(best.values)
     return flats[0]
 

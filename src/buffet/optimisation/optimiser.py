@@ -99,6 +99,8 @@ class Optimiser(ABC):
                 found = margins(bounds, problem.propagation)
         except OutOfTime:
             return problem.nothing()
+        if context.walked is not None:
+            context.walked.append(bounds)
         learns = self.learns and problem.propagation.linear
         if not learns or self._settled(problem, bounds, found, context):
             return found
@@ -107,7 +109,8 @@ class Optimiser(ABC):
                 better = self._improve(problem, bounds, context, time.perf_counter() - begin)
         except OutOfTime:
             return found
-        return torch.where((better.amin(-1) > found.amin(-1))[:, None], better, found)
+        ours, theirs = (problem.clean_run.deciding(m)[0] for m in (found, better))
+        return torch.where((theirs > ours)[:, None], better, found)
 
     def _no_gradients(self) -> AbstractContextManager[object]:
         return torch.inference_mode()
@@ -122,8 +125,9 @@ class Optimiser(ABC):
 
     def _settled(self, problem: Problem, bounds: Bounds, found: Margins, context: Context) -> bool:
         """Whether there is nothing to learn, or nothing to learn from as the walk has ended early."""
-        proven = (found > 0).all(-1) & (context.warm_starts is None)
-        settled = bool((proven | found.isnan().any(-1)).all()) and not context.trace
+        margin, _ = problem.clean_run.deciding(found)
+        proven = (margin > 0) & (context.warm_starts is None)
+        settled = bool((proven | margin.isnan()).all()) and not context.trace
         return settled or context.expired or problem.root not in bounds.enclosures
 
     @abstractmethod

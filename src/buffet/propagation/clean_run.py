@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from buffet.network import Program
 from buffet.propagation.rounding import residual, roundings
+from buffet.properties import Property
 from buffet.relaxations.enclosures import Enclosure, exact_enclosure
 
 
@@ -19,7 +21,15 @@ class CleanRun:
 
     program: Program
     clean: list[Tensor]
+    asked: Property | None = None  # what the margins are the rows of; None: all of them have to be positive
     _exact: dict[torch.dtype, list[Enclosure | None]] = field(default_factory=dict)
+
+    def deciding(
+        self, margins: Float[Tensor, "tasks rows"]
+    ) -> tuple[Float[Tensor, "tasks"], Int[Tensor, "tasks"]]:
+        """The margin that what is asked depends on, and which one it is: the smallest, row by row or case by
+        case."""
+        return self.asked.deciding(margins) if self.asked else margins.min(-1)
 
     @cached_property
     def residuals(self) -> list[Tensor]:

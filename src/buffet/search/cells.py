@@ -11,6 +11,7 @@ from buffet.engine import Classifier, Engine, bound_margins
 from buffet.methods import Method
 from buffet.optimisation.context import Context
 from buffet.optimisation.warm_starts import WarmStarts
+from buffet.properties import Property
 from buffet.query import Query
 from buffet.regions import Region
 from buffet.search.branching import Tree
@@ -21,7 +22,7 @@ from buffet.system.parallel import side_by_side
 
 
 def tree_of_proofs(
-    model: Classifier, region: Region, method: Method, label: int, engine: Engine, context: Context
+    model: Classifier, region: Region, method: Method, goal: Property | int, engine: Engine, context: Context
 ) -> Tree | None:
     """Parts of the region of one task, all of them proven, if they are found.
 
@@ -32,7 +33,7 @@ def tree_of_proofs(
         if context.expired:
             return None
         whole = region.with_eps(size) if region.resizable else region
-        tree = tree_of_cells(model, whole, method, label, engine, context)
+        tree = tree_of_cells(model, whole, method, goal, engine, context)
         tree.grow(size, lambda: not context.expired)
         if tree.limit(eps) > 0:
             return tree
@@ -40,25 +41,25 @@ def tree_of_proofs(
 
 
 def tree_of_cells(
-    model: Classifier, region: Region, method: Method, label: int, engine: Engine, context: Context
+    model: Classifier, region: Region, method: Method, goal: Property | int, engine: Engine, context: Context
 ) -> Tree:
     """Parts of the region of one task that a method is asked about.
 
     What it learns for the whole serves them all: to learn for each would gain nothing more. So it learns a
     little longer, if there is memory.
     """
-    clean_run = method.clean_run(model.program64, region.center, label)
+    clean_run = method.clean_run(model.program64, region.center, goal)
     warm_starts = context.warm_starts or WarmStarts()
     if method.optimiser.learns:
         patient = replace(method, steps=POLICY.cells_patience * method.steps)
         learner = patient if engine.holds(clean_run, patient, region) else method
         bound_margins(
-            model, region, learner, label, engine, clean_run, replace(context, warm_starts=warm_starts)
+            model, region, learner, goal, engine, clean_run, replace(context, warm_starts=warm_starts)
         )
 
     def ask(part: Region) -> Tensor:
         own = replace(context, warm_starts=warm_starts.copy())  # no part depends on which came first
-        return bound_margins(model, part, method, label, engine, clean_run, own)[0]
+        return bound_margins(model, part, method, goal, engine, clean_run, own)[0]
 
     return Tree(model.program64, region, ask, method.cells, engine.parallel(method))
 
@@ -99,7 +100,7 @@ def _search_task(
     rises = (POLICY.cells_gain * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
     sizes = [min(rise * known.certified, largest) for rise in rises]
     ball = query.region.select([task]).with_eps(sizes[0])
-    tree = tree_of_cells(query.model, ball, method, query.label, query.engine, query.context)
+    tree = tree_of_cells(query.model, ball, method, query.asked, query.engine, query.context)
     cells = 1
 
     def go_on() -> bool:

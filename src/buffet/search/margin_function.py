@@ -27,7 +27,7 @@ class MarginFunction:
 
     def __init__(self, query: Query, method: Method) -> None:
         self.query, self.ball, self.method, self.warm_starts = query, query.region, method, WarmStarts()
-        self.clean_run = method.clean_run(query.model.program64, self.ball.center, query.label)
+        self.clean_run = method.clean_run(query.model.program64, self.ball.center, query.asked)
 
     @property
     def fits(self) -> bool:
@@ -60,7 +60,7 @@ class MarginFunction:
         q = self.query
         part = self.ball.select(list(tasks)).with_eps(torch.tensor(eps, dtype=torch.float64))
         context = Context(self.warm_starts, q.deadline)
-        margins = bound_margins(q.model, part, self.method, q.label, q.engine, self.clean_run, context)
+        margins = bound_margins(q.model, part, self.method, q.asked, q.engine, self.clean_run, context)
         least = margins.amin(-1)
         return torch.where(proven(margins), least, least.clamp_max(0)).tolist()
 

@@ -75,6 +75,9 @@ class Policy:
     proof_share: float = 0.3
     """Of the remaining time, what learning at the edge leaves for proving what it has learned."""
 
+    leaves: int = 512
+    """Leaves that a task is cut into at most where no budget is given: about as long as learning took."""
+
     # --- cells ---------------------------------------------------------------------------------------------
     cells_gain: float = 1.2
     """Cells are expected to prove this much more than the whole ball."""

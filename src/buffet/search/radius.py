@@ -15,7 +15,7 @@ from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.methods import Method, method_named
-from buffet.query import Query, clean_answer, deadline_of, without_padding
+from buffet.query import Query, deadline_of, question, without_padding
 from buffet.regions import Region
 from buffet.results import Radius, Subject, TaskRadius
 from buffet.search.cells import search_by_cells
@@ -74,10 +74,10 @@ def radius(
         raise BuffetError(f"a {type(region).__name__} has no size to search over: use verify, or an LpBall")
     ball = without_padding(region, mask)
     chosen = method_named(method)
-    label, clean = clean_answer(model, ball, label)
+    asked, clean = question(model, ball, label)
     goal = Goal.of(model, chosen, clean, search, tolerance, largest)
     begin, report = time.perf_counter(), progress or (lambda share: None)
-    margin = MarginFunction(Query(model, ball, label, engine or Engine(), deadline_of(budget)), chosen)
+    margin = MarginFunction(Query(model, ball, asked, engine or Engine(), deadline_of(budget)), chosen)
     margin.query.engine.check(margin.clean_run, chosen, ball)
     attack_end = None if budget is None else begin + POLICY.attack_share * budget
     settings = AttackSettings(seed=seed) if attack or clean < 0 else None
@@ -98,7 +98,7 @@ def radius(
     report(1.0)
     seconds = time.perf_counter() - begin
     about = replace(Subject.of(model, region, chosen), sizes=None)
-    return Radius(label, clean, tasks, schedule.calls, seconds, attack_seconds, about)
+    return Radius(asked.label, clean, tasks, schedule.calls, seconds, attack_seconds, about)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _attacked(
     query, ball = margin.query, margin.ball
     if settings is None:
         return torch.full((ball.tasks,), math.inf, dtype=torch.float64, device=ball.center.device)
-    return attacked_radius(query.model.program64, ball, query.label, settings, deadline=deadline)
+    return attacked_radius(query.model.program64, ball, query.asked, settings, deadline=deadline)
 
 
 def _given(attacked: Sequence[float], ball: Region) -> Float[Tensor, "tasks"]:

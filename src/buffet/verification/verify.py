@@ -1,7 +1,8 @@
 """From a query to a verdict. Only this module turns bounds into claims.
 
 A query is *certified* when every margin's lower bound is finite and strictly positive, *falsified* when a
-concrete point of the region was re-evaluated on the model and has another answer, and *unknown* otherwise.
+concrete point of the region was re-evaluated on the model and has another answer or violates the property,
+and *unknown* otherwise.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
+from buffet.branching.prove import Walked, can_cut, effort_of, proven_by_cuts
 from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
 from buffet.methods import Method, method_named
-from buffet.query import Query, clean_answer, deadline_of, sized, without_padding
+from buffet.optimisation.context import Context
+from buffet.properties import Property
+from buffet.query import Query, deadline_of, question, sized, without_padding
 from buffet.regions import Region
 from buffet.results import Subject, Verification
 from buffet.search.cells import tree_of_proofs
@@ -37,6 +41,7 @@ def verify(
     method: str | Method = "buffet",
     *,
     label: int | None = None,
+    property: Property | None = None,
     mask: Bool[Tensor, "tokens"] | None = None,
     budget: float | None = None,
     falsify: bool | AttackSettings = True,
@@ -45,7 +50,7 @@ def verify(
     seed: int = 0,
     engine: Engine | None = None,
 ) -> Verification:
-    """Prove that no point of `region` changes the model's answer, or find one that does.
+    """Prove that no point of `region` changes the model's answer (or violates a property), or find one.
 
     A method with a portfolio, as ``buffet``, asks the cheapest of its rivals first and is done with a task as
     soon as it is proven or a quick attack breaks it.
@@ -56,6 +61,7 @@ def verify(
         eps: the size of the ball, one for all tasks or one per task.
         method: a name in `buffet.METHODS`, or what `buffet.method` makes of one.
         label: the class to defend; by default the one the model gives the unmoved rows.
+        property: what is to be proven of the outputs instead, such as `Property.within` for a regression.
         mask: False for the padding rows of the sentence.
         budget: seconds after which the best bound found by then is returned. An attack has what is left of
             them, and at least a quarter (at most half a second) more.
@@ -74,10 +80,10 @@ def verify(
     whole = sized(region, eps)
     region = without_padding(whole, mask)
     chosen = method_named(method)
-    label, clean = clean_answer(model, region, label)
+    asked, clean = question(model, region, label, property)
     begin = time.perf_counter()
-    query = Query(model, region, label, engine or Engine(), deadline_of(budget))
-    query.engine.check(chosen.clean_run(model.program64, region.center, label), chosen, region)
+    query = Query(model, region, asked, engine or Engine(), deadline_of(budget))
+    query.engine.check(chosen.clean_run(model.program64, region.center, asked), chosen, region)
     thorough = falsify if isinstance(falsify, AttackSettings) else None
     quick = replace(POLICY.quick_attack, seed=thorough.seed if thorough else seed) if falsify else None
     evidence = Evidence(query, clean)
@@ -87,8 +93,10 @@ def verify(
         grace = 0.0 if budget is None else min(POLICY.grace, POLICY.grace_share * budget)
         evidence.attack(thorough or replace(POLICY.quick_attack, seed=seed), grace)
     points = [p if p is None or mask is None else _with_padding(whole, mask, p) for p in evidence.points]
-    about = Subject.of(model, whole, chosen)
-    return Verification(label, evidence.verdicts(), evidence.margins, clean, tuple(points), seconds, about)
+    about = Subject.of(model, whole, chosen, None if asked.label is not None else asked.texts)
+    return Verification(
+        asked.label, evidence.verdicts(), evidence.margins, clean, tuple(points), seconds, about
+    )
 
 
 def _with_padding(
@@ -107,6 +115,7 @@ class Evidence:
         self.attack_seconds = 0.0
         self._margins: Tensor | None = None
         self._attacked: AttackSettings | None = None  # how the unsettled tasks were attacked
+        self._told: Context | None = None  # what the method of a single task has told
 
     @property
     def margins(self) -> Tensor:
@@ -139,7 +148,8 @@ class Evidence:
         """
         everything = torch.arange(self.query.region.tasks)
         cheap = not (best or trace)
-        listed = cheap and bool(ladder.quick) and self.query.region.finite and self.clean > 0
+        finite = self.query.region.finite and self.query.asked.label is not None
+        listed = cheap and bool(ladder.quick) and finite and self.clean > 0
         if listed:
             self._look_at_words(lambda words: words.first_look(attack=quick is not None))
         for candidate in ladder.quick:
@@ -153,7 +163,9 @@ class Evidence:
         for candidate in ladder.plain:
             if cheap or candidate != ladder.method.plain():  # learning starts from that, and loses nothing
                 self._ask(candidate, self.unsettled() if not best else everything)
-        self._ask(ladder.method, self.unsettled() if cheap else everything, trace)
+        if len(everything) == 1 and cheap:
+            self._told = replace(self.query.context, learned={}, walked=[])
+        self._ask(ladder.method, self.unsettled() if cheap else everything, trace, self._told)
         if not self.clean > 0:
             return
         if ladder.method.cells > 1:
@@ -163,6 +175,8 @@ class Evidence:
             self._ask(rival, tasks[self._close(tasks)])
         if listed:
             self._look_at_words(lambda words: words.tree(ladder.quick[0]))
+        elif cheap and can_cut(ladder.method) and ladder.method.cells == 1:
+            self._branch(ladder.method)
 
     def _look_at_words(self, look: Callable[[WordSearch], Outcome | None]) -> None:
         """Take what a look at the sentences of unsettled tasks tells: proofs, and sentences that flip."""
@@ -188,17 +202,19 @@ class Evidence:
         """Which tasks are so close to a proof that a rival may find one: none is ahead by much."""
         return (self.margins[tasks].amin(-1) > -POLICY.close * self.clean).cpu()
 
-    def _ask(self, method: Method, tasks: Tensor, trace: Trace | None = None) -> None:
+    def _ask(
+        self, method: Method, tasks: Tensor, trace: Trace | None = None, context: Context | None = None
+    ) -> None:
         """Take a method's margins of some tasks where they are larger than what is known."""
         query = self.query
         if not len(tasks) or (self._margins is not None and query.expired):
             return
-        clean_run = method.clean_run(query.model.program64, query.region.center, query.label)
+        clean_run = method.clean_run(query.model.program64, query.region.center, query.asked)
         if not query.engine.holds(clean_run, method, query.region):
             return  # the method itself fits: that was checked; its rivals need not
         part = query.region.select(tasks)
         found = bound_margins(
-            query.model, part, method, query.label, query.engine, clean_run, query.context, trace
+            query.model, part, method, query.asked, query.engine, clean_run, context or query.context, trace
         )
         if self._margins is None:
             self._margins = found
@@ -212,9 +228,36 @@ class Evidence:
         query = self.query
         for task in self.unsettled().tolist():
             one = query.region.select([task])
-            tree = tree_of_proofs(query.model, one, method, query.label, query.engine, query.context)
+            tree = tree_of_proofs(query.model, one, method, query.asked, query.engine, query.context)
             if tree:
                 self.margins[task] = tree.margins
+
+    def _branch(self, method: Method) -> None:
+        """Prove the unsettled tasks leaf by leaf: with a budget until it is spent, else briefly, where they
+        are close to a proof."""
+        query = self.query
+        tasks = self.unsettled()
+        if query.deadline is None:
+            tasks = tasks[self._close(tasks)]
+        clean_run = method.clean_run(query.model.program64, query.region.center, query.asked)
+        for task in tasks.tolist():
+            engine = query.engine
+            if query.expired or not engine.holds(clean_run, method, query.region):
+                return
+            problem = method.problem(
+                clean_run, query.region.select([task]), dtype=engine.dtype, chunk_bytes=engine.rows
+            )
+            alone = query.region.tasks == 1 and self._told is not None
+            walked = (
+                Walked.told(problem, self._told)
+                if alone and self._told
+                else Walked.by(method, problem, query.context)
+            )
+            if not walked:
+                continue
+            found = proven_by_cuts(walked, effort_of(query.deadline, POLICY.leaves))
+            if found is not None:
+                self.margins[task] = found
 
     def attack(self, settings: AttackSettings, grace: float = 0.0) -> None:
         """Look for counterexamples of the unsettled tasks, unless that was done already.
@@ -226,7 +269,7 @@ class Evidence:
             return
         end, part = self.query.deadline, self.query.region.select(tasks)
         end = end if end is None else max(end, begin + grace)
-        found = attack(self.query.model.program64, part, self.query.label, settings, deadline=end)
+        found = attack(self.query.model.program64, part, self.query.asked, settings, deadline=end)
         for place, task in enumerate(tasks.tolist()):
             if found.success[place]:
                 self.points[task] = found.points[place]

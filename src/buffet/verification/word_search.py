@@ -38,7 +38,8 @@ class WordSearch:
     @classmethod
     def of(cls, query: Query) -> WordSearch:
         assert isinstance(query.region, CandidateSet)
-        program = query.model.program64.margins(query.label)
+        assert query.asked.label is not None
+        program = query.model.program64.margins(query.asked.label)
         return cls(query, Sentences.of(program, query.region))
 
     def few(self, part: Combinations) -> bool:
@@ -140,7 +141,7 @@ class WordSearch:
         """Lower bounds of the margins of a part's sentences, and maybe of a few more."""
         query = self.query
         region = self.region(part)
-        return bound_margins(query.model, region, method, query.label, query.engine, None, query.context)[0]
+        return bound_margins(query.model, region, method, query.asked, query.engine, None, query.context)[0]
 
     def region(self, part: Combinations) -> CandidateSet:
         """A region that holds the sentences of a part.

@@ -124,7 +124,7 @@ def _largest_word(right: Any, self: LpBall, form: Tensor) -> Tensor:
 def _beyond(right: Any, self: Adam, *args: Any) -> None:
     right(self, *args)
     with torch.no_grad():
-        self.flat.values.mul_(2.0).sub_(0.5)
+        self.values.mul_(2.0).sub_(0.5)
 
 
 def _without_constants(keys: KeyForms) -> KeyForms:

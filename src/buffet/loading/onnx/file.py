@@ -19,7 +19,7 @@ from buffet.errors import BuffetError, one_line, show
 DOMAINS = ("", "ai.onnx")
 LARGEST = 2 << 30
 """Bytes of a file; protobuf has no larger ones."""
-MOST_ELEMENTS = 1 << 28
+MOST_ELEMENTS = 1 << 22
 """Elements of an input; more is no input that bounds could be computed for."""
 Array = np.ndarray
 

@@ -16,6 +16,7 @@ from buffet.loading.agreement import largest_difference
 from buffet.loading.onnx.file import read_graph
 from buffet.loading.onnx.reader import build
 from buffet.network import Program
+from buffet.printing import counted
 from buffet.regions import Box
 
 SAMPLES = 4
@@ -39,10 +40,8 @@ class OnnxModel:
 
     def __repr__(self) -> str:
         shape = " × ".join(map(str, self.input_shape))
-        layers = self.program64.layers
-        return (
-            f"OnnxModel({show(self.name)}, input {shape}, {self.outputs} outputs, {layers} attention layers)"
-        )
+        outputs, layers = counted(self.outputs, "output"), counted(self.program64.layers, "attention layer")
+        return f"OnnxModel({show(self.name)}, input {shape}, {outputs}, {layers})"
 
     @cached_property
     def program(self) -> Program:

@@ -14,6 +14,7 @@ import numpy as np
 from buffet.errors import BuffetError, one_line
 from buffet.loading.onnx.arrays import ARRANGING, COMPUTING, UnsupportedError
 from buffet.loading.onnx.file import Array, OnnxGraph, OnnxNode
+from buffet.loading.onnx.masks import HIDDEN, check_readers
 from buffet.loading.onnx.patterns import Patterns
 from buffet.loading.onnx.tidy import tidied
 from buffet.loading.onnx.views import Layout, Opaque, Rearranged, Value, View
@@ -76,6 +77,7 @@ class _Reader:
             raise UnsupportedError("its output is constant")
         root = self.writer.finish(output)
         program = tidied(self.writer.build(), root, self.writer.sizes)
+        check_readers(program.nodes)
         read_by = [{type(n.op) for n in program.nodes if i in n.inputs} for i in range(len(program.nodes))]
         if any(isinstance(n.op, Softmax) and read_by[i] != {Mix} for i, n in enumerate(program.nodes)):
             raise UnsupportedError("it has a softmax that is not one of attention: export the logits")
@@ -182,9 +184,13 @@ class _Reader:
             view = _view(chosen)
             if np.broadcast_shapes(condition.shape, view.shape) == view.shape:
                 return view
-        raise UnsupportedError(
-            "it picks entries by a mask; only constant masks that hide nothing are supported"
-        )
+        if isinstance(condition, np.ndarray):
+            for kept, scores, other in ((condition, x, y), (~condition, y, x)):
+                if not isinstance(scores, View) or not isinstance(other, np.ndarray):
+                    continue
+                if (np.where(kept, HIDDEN, other) <= HIDDEN).all():
+                    return self.writer.plus(scores, np.where(kept, 0.0, other))
+        raise UnsupportedError("it picks entries by a mask; only constant masks of attention are supported")
 
     # --- elementwise ----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from buffet.loading.onnx.arrays import UnsupportedError
 from buffet.loading.onnx.file import Array
+from buffet.loading.onnx.masks import HIDDEN, check_mask, hides, is_mask
 from buffet.loading.onnx.views import Layout, Rearranged, View, is_all, per_head, per_token
 from buffet.network import (
     Add,
@@ -29,9 +30,6 @@ from buffet.network import (
     Scores,
     Softmax,
 )
-
-MASKED = -1e9
-"""Added to a score, it leaves no weight to the token."""
 
 
 class Writer(Builder):
@@ -157,16 +155,19 @@ class Writer(Builder):
         """A constant added."""
         if not array.any():
             return self._enlarged(view, array)
-        if (array <= MASKED).any():
-            raise UnsupportedError("it masks tokens out: export the network for a text without padding")
+        array = np.asarray(np.maximum(array, HIDDEN)) if is_mask(array) else array
         view = self.settled(self._enlarged(view, array))
         if self.unplaced(view):
             return view
         matrix, shared = self._matrix(view, array, 0.0)
         op = self.op(view.node)
-        if shared and isinstance(op, Affine | Diagonal):
+        if is_mask(array):
+            if not isinstance(op, Scores | Offset):
+                raise UnsupportedError("it masks other things than attention scores")
+            node = self.add(Offset(tensor(matrix)), view.node)
+        elif shared and isinstance(op, Affine | Diagonal):
             node = self._again(view.node, replace(op, bias=op.bias + tensor(matrix[0])))
-        elif isinstance(op, Offset):
+        elif isinstance(op, Offset) and not hides(self._nodes[view.node]):
             node = self._again(view.node, Offset(op.value + tensor(matrix)))
         else:
             node = self.add(Offset(tensor(matrix)), view.node)
@@ -307,6 +308,7 @@ class Writer(Builder):
         whole = (tokens == tokens[:, :1]).all() and (features // keys == features[:, :1] // keys).all()
         if width % keys or not whole or not is_all(features % keys, keys):
             raise UnsupportedError("it is no softmax of attention, over all keys of a head")
+        check_mask(self._nodes, view.node, width // keys)
         return View(self.add(Softmax(width // keys), view.node), view.places)
 
     # --- tokens that are not read from the input ------------------------------------------------------------

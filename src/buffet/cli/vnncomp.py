@@ -1,0 +1,211 @@
+"""`buffet vnncomp`: networks in ONNX and properties in VNN-LIB, as the verification competition has them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from buffet.cli.options import within
+from buffet.cli.terminal import print_json
+from buffet.errors import BuffetError
+from buffet.printing import counted, duration, listed
+
+if TYPE_CHECKING:
+    from buffet.vnncomp.comparison import Comparison
+    from buffet.vnncomp.listing import Row
+
+EXAMPLES = (
+    "buffet vnncomp model.onnx property.vnnlib --timeout 100",
+    "buffet vnncomp instances.csv -o results.csv",
+    "buffet vnncomp instances.csv -o results.csv --workers 1 --peers peers.csv",
+)
+TIMEOUT = 100.0
+LOG_EVERY = 30.0
+"""Seconds between lines of progress where there is no terminal."""
+
+
+def vnncomp(
+    given: Annotated[
+        Path, typer.Argument(metavar="MODEL|LIST", help="A network in ONNX, or a list of instances.")
+    ],
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="PROPERTY", help="A VNN-LIB file, plain or gz.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time for one instance. Default: 100, or what the list says."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Results of a list. Default: LIST.results.csv."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Instances at the same time. Default: as many as there are cores."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Threads of each. Default: all cores, shared by the workers."),
+    ] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="See **buffet methods**.")] = "buffet",
+    peers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Another verifier's results: say who decides what."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
+) -> None:
+    """Answer an instance of the competition VNN-COMP, or a list of them.
+
+    The first line is the answer. **unsat**: proven, no input is unsafe. **sat**: there is one, which follows
+    in the competition's format; it was evaluated again in float64 and, if installed, by onnxruntime.
+    **timeout** or **unknown**: neither.
+
+    A list has rows of **onnx,vnnlib,timeout**, paths counted from its directory. Results are written row by
+    row; the same command continues where it was interrupted. Needs the extra **onnx**.
+
+    Exit code 0: unsat; of a list: every instance was answered. 1: anything else. 2: bad input.
+    """
+    begin = time.perf_counter()
+    from buffet.methods import method_named
+
+    method_named(method)
+    if spec is not None:
+        for option, value in (("--out", out), ("--workers", workers), ("--peers", peers)):
+            if value is not None:
+                raise BuffetError(f"{option} goes with a list of instances, not with a single one")
+        raise typer.Exit(_single(given, spec, timeout, method, threads, begin, json))
+    raise typer.Exit(_list(given, timeout, out, workers, threads, method, peers, json))
+
+
+def _single(
+    onnx: Path, spec: Path, timeout: float | None, method: str, threads: int | None, begin: float, json: bool
+) -> int:
+    from buffet.system.parallel import cores
+    from buffet.system.parallel import threads as threaded
+    from buffet.vnncomp.instance import answer
+
+    count = cores() if threads is None else within("--threads", threads, 1, 4096)
+    with threaded(count):
+        found = answer(onnx, spec, TIMEOUT if timeout is None else timeout, method, begin=begin)
+    point = found.counterexample
+    if json:
+        numbers = None if point is None else {"X": point.inputs.tolist(), "Y": point.outputs.tolist()}
+        said = {"result": found.result, "seconds": found.seconds, "reason": found.reason}
+        print_json({**said, "counterexample": numbers})
+    else:
+        typer.echo(found.result)
+        if point is not None:
+            typer.echo(point.text())
+        if found.reason:
+            typer.echo(f"note: {found.reason}", err=True)
+    return 0 if found.result == "unsat" else 1
+
+
+def _list(
+    path: Path,
+    timeout: float | None,
+    out: Path | None,
+    workers: int | None,
+    threads: int | None,
+    method: str,
+    peers: Path | None,
+    json: bool,
+) -> int:
+    from buffet.system.parallel import cores
+    from buffet.system.parallel import threads as threaded
+    from buffet.vnncomp.comparison import compare, read_peer
+    from buffet.vnncomp.listing import read_instances, run_list
+
+    instances = read_instances(path, timeout)
+    peer = None if peers is None else read_peer(peers)
+    side = cores() if workers is None else within("--workers", workers, 1, 4096)
+    side = min(side, len(instances))
+    each = max(1, cores() // side) if threads is None else within("--threads", threads, 1, 4096)
+    results = out or path.with_suffix(".results.csv")
+    with _progress() as report, threaded(each if side == 1 else 1):
+        rows = run_list(
+            instances, path.parent, results, method=method, workers=side, threads=each, progress=report
+        )
+    compared = None if peer is None else compare(rows, peer)
+    if json:
+        found: dict[str, Any] = _summary(rows)
+        print_json({"results": str(results), **found, "peer": None if compared is None else asdict(compared)})
+    else:
+        _print(rows, results, compared)
+    return 1 if any(row.result == "error" for row in rows) else 0
+
+
+def _summary(rows: list[Row]) -> dict[str, Any]:
+    counts = Counter(row.result for row in rows)
+    seconds = {name: sum(row.seconds for row in rows if row.result == name) for name in counts}
+    return {"instances": len(rows), "counts": dict(counts), "seconds": seconds}
+
+
+def _print(rows: list[Row], results: Path, compared: Comparison | None) -> None:
+    for row in rows:
+        if row.result == "error":
+            typer.echo(f"{row.instance.vnnlib}: {row.reason}", err=True)
+    found = _summary(rows)
+    typer.echo(f"{results}: {counted(len(rows), 'instance')}")
+    for name, count in sorted(found["counts"].items(), key=lambda entry: -entry[1]):
+        each = found["seconds"][name] / count
+        typer.echo(f"{name:8} {count:5}   {duration(each)} each")
+    if compared is None:
+        return
+    typer.echo(
+        f"{compared.peer}: {counted(compared.common, 'instance')} in common, {compared.both} decided alike"
+    )
+    for what, names in (
+        ("decided here only", compared.only_ours),
+        ("decided there only", compared.only_theirs),
+        ("contradictions", compared.contradictions),
+    ):
+        typer.echo(f"{what}: {len(names)}" + (f" ({', '.join(listed(names))})" if names else ""))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, Counter[str]], None]]:
+    """A live line on stderr with what is left; where stderr is not a terminal, a plain line now and then."""
+    console, begin = Console(stderr=True), time.monotonic()
+    first: list[int] = []
+    last = begin
+
+    def text(done: int, total: int, counts: Counter[str]) -> str:
+        first.append(done)
+        fresh = done - first[0]
+        left = (time.monotonic() - begin) / fresh * (total - done) if fresh else None
+        said = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        return (
+            f"{done}/{total} instances"
+            + (f", {said}" if said else "")
+            + (f", {duration(left)} left" if left else "")
+        )
+
+    if not console.is_terminal:
+
+        def log(done: int, total: int, counts: Counter[str]) -> None:
+            nonlocal last
+            line = text(done, total, counts)
+            if time.monotonic() - last >= LOG_EVERY:
+                last = time.monotonic()
+                print(line, file=sys.stderr, flush=True)
+
+        yield log
+        return
+    columns = (BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("vnncomp", total=None, text="")
+        yield lambda done, total, counts: bar.update(
+            task, total=total, completed=done, text=text(done, total, counts)
+        )
