@@ -10,7 +10,7 @@ import torch
 import buffet
 from buffet.branching.leaf_bounds import LeafBounds
 from buffet.branching.leaves import Leaves
-from buffet.branching.prove import Walked, effort_of, proven_by_cuts
+from buffet.branching.prove import Walked, proven_by_cuts
 from buffet.branching.stems import Effort, Ground, Trunk, clipped, learn_row
 from buffet.lab.random_models import random_model
 from buffet.loading.config import ModelConfig
@@ -159,7 +159,7 @@ def size_that_cuts_prove() -> tuple[Walked, float]:
 
 def test_cuts_prove_more() -> None:
     found, _ = size_that_cuts_prove()
-    margins = proven_by_cuts(found, effort_of(None, 512))
+    margins = proven_by_cuts(found, Effort(None, 1, 512))
     assert margins is not None
     assert bool((margins > 0).all())
     least = (runs(found, 2000)[-1] + found.bounds.clean[-1]).amin()

@@ -71,8 +71,3 @@ def proven_by_cuts(walked: Walked, effort: Effort) -> Float[Tensor, " cases"] | 
             return None
         found[number] = trunk.margin
     return found
-
-
-def effort_of(deadline: float | None, leaves: int) -> Effort:
-    """As long as there is time; without a deadline, so many leaves and no more."""
-    return Effort(deadline) if deadline is not None else Effort(None, stems=1, leaves=leaves)

@@ -75,8 +75,14 @@ class Policy:
     proof_share: float = 0.3
     """Of the remaining time, what learning at the edge leaves for proving what it has learned."""
 
+    # --- branching -----------------------------------------------------------------------------------------
     leaves: int = 512
     """Leaves that a task is cut into at most where no budget is given: about as long as learning took."""
+    cut_rows: int = 2
+    """With a budget, regions in which no more rows than this move are cut themselves: of more rows, no few
+    directions tell what is loose."""
+    cells_in_time: int = 100_000
+    """Cells of a region where time is the limit."""
 
     # --- cells ---------------------------------------------------------------------------------------------
     cells_gain: float = 1.2

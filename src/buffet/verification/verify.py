@@ -17,10 +17,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
-from buffet.branching.prove import Walked, can_cut, effort_of, proven_by_cuts
+from buffet.branching.prove import Walked, can_cut, proven_by_cuts
+from buffet.branching.stems import Effort
 from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
 from buffet.methods import Method, method_named
 from buffet.optimisation.context import Context
+from buffet.propagation.clean_run import CleanRun
 from buffet.properties import Property
 from buffet.query import Query, deadline_of, question, sized, without_padding
 from buffet.regions import Region
@@ -168,8 +170,8 @@ class Evidence:
         self._ask(ladder.method, self.unsettled() if cheap else everything, trace, self._told)
         if not self.clean > 0:
             return
-        if ladder.method.cells > 1:
-            self._cut(ladder.method)
+        for task in self.unsettled().tolist() if ladder.method.cells > 1 else ():
+            self._cut(task, ladder.method)
         for rival in ladder.slow:
             tasks = self.unsettled()
             self._ask(rival, tasks[self._close(tasks)])
@@ -223,41 +225,47 @@ class Evidence:
         ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (known, found))
         self._margins[tasks] = torch.where((theirs > ours)[:, None], found, known)
 
-    def _cut(self, method: Method) -> None:
-        """Prove the unsettled tasks cell by cell."""
+    def _cut(self, task: int, method: Method) -> None:
+        """Prove a task cell by cell of its region."""
         query = self.query
-        for task in self.unsettled().tolist():
-            one = query.region.select([task])
-            tree = tree_of_proofs(query.model, one, method, query.asked, query.engine, query.context)
-            if tree:
-                self.margins[task] = tree.margins
+        one = query.region.select([task])
+        tree = tree_of_proofs(query.model, one, method, query.asked, query.engine, query.context)
+        if tree:
+            self.margins[task] = tree.margins
 
     def _branch(self, method: Method) -> None:
-        """Prove the unsettled tasks leaf by leaf: with a budget until it is spent, else briefly, where they
-        are close to a proof."""
-        query = self.query
-        tasks = self.unsettled()
+        """Cut the unsettled tasks: with a budget until it is spent, else briefly, where they are close.
+
+        First what nonlinearities read is cut, which costs little. Where that does not do and few rows move,
+        the region itself is, as what is loose varies with few directions of it.
+        """
+        query, tasks = self.query, self.unsettled()
         if query.deadline is None:
             tasks = tasks[self._close(tasks)]
         clean_run = method.clean_run(query.model.program64, query.region.center, query.asked)
+        if not query.engine.holds(clean_run, method, query.region):
+            return
+        narrow = query.region.moved.shape[1] <= POLICY.cut_rows
         for task in tasks.tolist():
-            engine = query.engine
-            if query.expired or not engine.holds(clean_run, method, query.region):
+            if query.expired:
                 return
-            problem = method.problem(
-                clean_run, query.region.select([task]), dtype=engine.dtype, chunk_bytes=engine.rows
-            )
-            alone = query.region.tasks == 1 and self._told is not None
-            walked = (
-                Walked.told(problem, self._told)
-                if alone and self._told
-                else Walked.by(method, problem, query.context)
-            )
-            if not walked:
+            brief = narrow or query.deadline is None
+            effort = Effort(query.deadline, 1, POLICY.leaves) if brief else Effort(query.deadline)
+            if (walked := self._walked(task, method, clean_run)) is None:
                 continue
-            found = proven_by_cuts(walked, effort_of(query.deadline, POLICY.leaves))
-            if found is not None:
+            if (found := proven_by_cuts(walked, effort)) is not None:
                 self.margins[task] = found
+            elif narrow and query.deadline is not None:
+                self._cut(task, replace(method, cells=POLICY.cells_in_time))
+
+    def _walked(self, task: int, method: Method, clean_run: CleanRun) -> Walked | None:
+        """What the method knows of a task; it is asked again where there were several."""
+        query, engine = self.query, self.query.engine
+        one = query.region.select([task])
+        problem = method.problem(clean_run, one, dtype=engine.dtype, chunk_bytes=engine.rows)
+        if self._told is not None:
+            return Walked.told(problem, self._told)
+        return Walked.by(method, problem, query.context)
 
     def attack(self, settings: AttackSettings, grace: float = 0.0) -> None:
         """Look for counterexamples of the unsettled tasks, unless that was done already.
