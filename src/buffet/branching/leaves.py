@@ -61,6 +61,11 @@ class Leaves:
     def open(self) -> list[Leaf]:
         return [leaf for _, _, leaf in self._open]
 
+    @property
+    def blame(self) -> float:
+        """About by how much exact functions would raise the bound of the whole."""
+        return float(self.whole.blame.sum())
+
     def grow(self, go_on: Callable[[], bool]) -> bool:
         """Cut the worst leaves as long as it may go on. Whether all are proven."""
         while self._open and go_on():

@@ -225,6 +225,9 @@ class Trunk:
             steps = STEPS if stem.limits else FIRST_STEPS
             parameters = learn_row(bounds, self.row, stem.parameters, steps)
             leaves = Leaves(LeafBounds.over(bounds, self.row, parameters))
+            lower = float(leaves.whole.lower[0])
+            if effort.stems == 1 and lower + leaves.blame < 0:
+                return Grown(stem, parameters, lower)  # exact functions would not do, and there is no more
             made = time.perf_counter()
             end = made + max(SHORTEST, LONGER * (made - begin))
             end = end if deadline is None else min(end, deadline)
@@ -234,7 +237,6 @@ class Trunk:
                 done = leaves.grow(lambda: leaves.asked < most)
         except OutOfTime:
             return None
-        lower = float(leaves.whole.lower[0])
         found = Grown(stem, parameters, lower, asked=leaves.asked, seconds=made - begin)
         if done:
             return replace(found, leaves=tuple(leaves.proven))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from buffet.engine import Classifier, Engine, bound_margins
@@ -65,8 +68,17 @@ def tree_of_cells(
 
 
 def search_by_cells(query: Query, method: Method, schedule: Schedule, largest: float) -> None:
-    """Cut the ball of every task into cells, and search on for what all of them prove."""
+    """Cut the ball of every task into cells, and search on for what all of them prove.
+
+    Where time is limited, every task has the same share of it.
+    """
     tasks = [task for task, certified in enumerate(schedule.certified) if 0 < certified < largest]
+    # Not at the same time where someone counts the bytes.
+    together = query.engine.parallel(method) and len(tasks) > 1
+    share = math.inf
+    if tasks and schedule.deadline is not None:
+        workers = min(torch.get_num_threads(), len(tasks)) if together else 1
+        share = (schedule.deadline - time.perf_counter()) * workers / len(tasks)
     done = 0.0
 
     def tell(part: float) -> None:
@@ -74,13 +86,14 @@ def search_by_cells(query: Query, method: Method, schedule: Schedule, largest: f
         done += part
         schedule.report(schedule.whole + (0.95 - schedule.whole) * done / len(tasks))
 
-    # Not at the same time where someone counts the bytes.
-    if query.engine.parallel(method) and len(tasks) > 1:
+    if together:
         results = side_by_side(
-            lambda task: _search_task(query, method, schedule, largest, task), tasks, lambda _: tell(1.0)
+            lambda task: _search_task(query, method, schedule, largest, task, share),
+            tasks,
+            lambda _: tell(1.0),
         )
     else:
-        results = [_search_task(query, method, schedule, largest, task, tell) for task in tasks]
+        results = [_search_task(query, method, schedule, largest, task, share, tell) for task in tasks]
     for found in results:
         schedule.keep(found)
 
@@ -91,13 +104,20 @@ def _search_task(
     schedule: Schedule,
     largest: float,
     task: int,
+    share: float,
     tell: Callable[[float], None] = lambda part: None,
 ) -> Found:
-    """The worst cell is cut as long as there may be more; where all are proven, more is tried."""
+    """The worst cell is cut as long as there may be more; where all are proven, more is tried.
+
+    Cutting takes most of the task's `share` of the time, in seconds; the rest is for what the cells prove.
+    """
     known = best = schedule.brackets[task]
+    begin = time.perf_counter()
     if schedule.expired:
         return Found({task: known}, {task: 0})
-    rises = (POLICY.cells_gain * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
+    # Where time is short, every size that is reached counts: small steps from the first.
+    first = POLICY.cells_gain if math.isinf(share) else POLICY.cells_rise
+    rises = (first * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
     sizes = [min(rise * known.certified, largest) for rise in rises]
     ball = query.region.select([task]).with_eps(sizes[0])
     tree = tree_of_cells(query.model, ball, method, query.asked, query.engine, query.context)
@@ -107,7 +127,7 @@ def _search_task(
         nonlocal cells
         tell((len(tree.leaves) - cells) / method.cells)
         cells = len(tree.leaves)
-        return not schedule.expired
+        return not schedule.expired and time.perf_counter() < begin + POLICY.cutting_share * share
 
     def answer(_: Sequence[int], sizes: Sequence[float]) -> list[float]:
         return [known.margin if eps <= known.certified else tree.limit(eps) for eps in sizes]
@@ -118,7 +138,8 @@ def _search_task(
             continue
         shape = straight([known.curve.steepness()]) if known.curve else None
         finder = {task: schedule.finder(eps, shape, eps)}
-        found = in_lockstep(answer, finder, schedule.deadline).brackets[task]
+        end = None if math.isinf(share) else begin + share
+        found = in_lockstep(answer, finder, end).brackets[task]
         if found.certified > best.certified:
             best = Bracket(found.certified, tree.margin)
         break

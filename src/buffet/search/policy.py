@@ -78,11 +78,16 @@ class Policy:
     # --- branching -----------------------------------------------------------------------------------------
     leaves: int = 512
     """Leaves that a task is cut into at most where no budget is given: about as long as learning took."""
+    near: float = 0.15
+    """Without a budget, tasks are cut whose margins are no further below 0 than this share of the clean one:
+    what a few hundred leaves may make up for."""
     cut_rows: int = 2
     """With a budget, regions in which no more rows than this move are cut themselves: of more rows, no few
     directions tell what is loose."""
     cells_in_time: int = 100_000
     """Cells of a region where time is the limit."""
+    cutting_share: float = 0.7
+    """Of the time of a task, what is spent on cutting it; the rest tells how far the cells prove it."""
 
     # --- cells ---------------------------------------------------------------------------------------------
     cells_gain: float = 1.2

@@ -87,7 +87,7 @@ def radius(
     begin, expected = time.perf_counter(), broken
     if not bool(broken.isfinite().all()):
         expected = torch.where(broken.isfinite(), broken, _attacked(margin, POLICY.guess_attack, attack_end))
-    whole = 0.95 if chosen.cells == 1 else 0.3
+    whole = 0.95 if chosen.cells == 1 and budget is None else 0.3
     schedule = Schedule(goal.finder(goal.tolerance), ball.tasks, margin.query.deadline, report, whole)
     _search(margin, goal, schedule, expected.tolist())
     found = zip(region.moved.tolist(), schedule.brackets, broken.tolist(), schedule.counts, strict=True)
@@ -183,8 +183,11 @@ def _search(margin: MarginFunction, goal: Goal, schedule: Schedule, attacked: Se
         schedule.search(margin, start.ranges, start.place, shape=start.shape)
     if goal.clean > 0:
         challenge(schedule, query, rivals, goal.clean, goal.finder(goal.fine), wide)
+    in_time = query.deadline is not None and query.region.moved.shape[1] <= POLICY.cut_rows
     if method.cells > 1:
         search_by_cells(query, method, schedule, goal.largest)
+    elif in_time and method.rivals and not schedule.expired:  # time is left to cut
+        search_by_cells(query, replace(method, cells=POLICY.cells_in_time), schedule, goal.largest)
 
 
 def _least_share(query: Query) -> float:

@@ -174,7 +174,7 @@ class Evidence:
             self._cut(task, ladder.method)
         for rival in ladder.slow:
             tasks = self.unsettled()
-            self._ask(rival, tasks[self._close(tasks)])
+            self._ask(rival, tasks[self._close(tasks, POLICY.close)])
         if listed:
             self._look_at_words(lambda words: words.tree(ladder.quick[0]))
         elif cheap and can_cut(ladder.method) and ladder.method.cells == 1:
@@ -200,9 +200,9 @@ class Evidence:
             if found.proven:
                 self._margins[task] = found.margins.to(self._margins)
 
-    def _close(self, tasks: Tensor) -> Tensor:
-        """Which tasks are so close to a proof that a rival may find one: none is ahead by much."""
-        return (self.margins[tasks].amin(-1) > -POLICY.close * self.clean).cpu()
+    def _close(self, tasks: Tensor, share: float) -> Tensor:
+        """Which tasks are so close to a proof, by a share of the clean margin, that more effort may do."""
+        return (self.margins[tasks].amin(-1) > -share * self.clean).cpu()
 
     def _ask(
         self, method: Method, tasks: Tensor, trace: Trace | None = None, context: Context | None = None
@@ -241,7 +241,7 @@ class Evidence:
         """
         query, tasks = self.query, self.unsettled()
         if query.deadline is None:
-            tasks = tasks[self._close(tasks)]
+            tasks = tasks[self._close(tasks, POLICY.near)]
         clean_run = method.clean_run(query.model.program64, query.region.center, query.asked)
         if not query.engine.holds(clean_run, method, query.region):
             return
