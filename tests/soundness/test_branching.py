@@ -98,6 +98,29 @@ def test_what_is_proven_of_a_leaf_holds_in_it(network: str, region: str) -> None
         assert least == pytest.approx(leaf.margin, abs=1e-9)  # rows next to others round differently
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_lines_of_a_leaf_hold_over_its_interval(network: str) -> None:
+    leaves = leaves_of(walked(network, REGIONS["L2"]))
+    leaves.grow(lambda: leaves.asked < 40)
+    bounds, entries = leaves.bounds, leaves.bounds.entries
+    every = [*leaves.open, *leaves.proven]
+    ends = entries.boxes([leaf.intervals for leaf in every])
+    slopes = torch.stack([leaf.slopes for leaf in every], -1)
+    for place, own in entries.lines(*ends, slopes):
+        found = bounds._row_lines(place, own)
+        below, from_below, above, from_above = (
+            side[0, : place.tokens].flatten(0, 1)[place.where]
+            for side in (found.lower_slope, found.lower_intercept, found.upper_slope, found.upper_intercept)
+        )
+        low, high = (end[place.part] for end in ends)
+        for share in torch.linspace(0, 1, 33, dtype=torch.float64):
+            deviation = torch.zeros(len(entries), len(every), dtype=torch.float64)
+            deviation[place.part] = torch.lerp(low, high, share)
+            value, at = entries.values(deviation)[place.part], deviation[place.part]
+            assert bool((below * at + from_below <= value + 1e-15).all())
+            assert bool((above * at + from_above >= value - 1e-15).all())
+
+
 def test_a_half_is_no_worse_than_the_whole() -> None:
     leaves = leaves_of(walked("relu", REGIONS["L2"]))
     before = float(leaves.whole.lower[0])
