@@ -17,8 +17,11 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
+from buffet.branching.prove import can_cut
+from buffet.branching.stems import Effort
 from buffet.certificates.naming import sentence_of, spelling, substitutes
 from buffet.certificates.proof import ROOMS, Proof, Tensors, prove
+from buffet.certificates.trees import add_trees
 from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.loading import Model
@@ -32,6 +35,7 @@ from buffet.regions import Region
 from buffet.regions.base import Description
 from buffet.relaxations.relaxation import Parameters
 from buffet.search.cells import tree_of_proofs
+from buffet.search.policy import POLICY
 from buffet.search.portfolio import Ladder
 from buffet.system.files import write_atomically
 from buffet_checker import BadInputError
@@ -43,6 +47,8 @@ GRAPHS = {"lse": "plain", "decomposed": "decomposed", "differences": "difference
 """How the graph has softmax, in the words of the schema."""
 ROUNDING = 1e-7
 """Claimed margins are rounded down by this share, more than the checker's own rounding takes off."""
+STEMS = 16
+"""Parts of a region with parameters of their own that a tree may grow from."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,7 @@ def certify(
                 "region": described,
                 "margins": claimed[-1],
                 "derivations": proof.derivations,
+                **({"trees": proof.trees} if proof.trees else {}),
             }
         )
     head = {
@@ -162,18 +169,44 @@ def certify(
 
 
 def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tuple[Region, Method, Proof]]:
-    """A proof of one task, or of every part that its region is cut into."""
+    """A proof of one task: as a whole, by a tree of cuts, or of every part that its region is cut into."""
     try:
         return [(region, *_first_proof(model, region, method, label))]
     except BuffetError:
         if method.cells == 1:
-            raise
+            proof = _proof_by_cuts(model, region, method, label) if can_cut(method) else None
+            if proof is None:
+                raise
+            return [(region, method, proof)]
         warm_starts = WarmStarts()
         tree = tree_of_proofs(model, region, method, label, Engine(), Context(warm_starts))
         if tree is None:
             raise
     parts = [leaf.part if region.eps is None else leaf.part.with_eps(region.eps) for leaf in tree.leaves]
     return [(part, *_first_proof(model, part, method, label, warm_starts)) for part in parts]
+
+
+def _proof_by_cuts(model: Model, region: Region, method: Method, label: int) -> Proof | None:
+    """A proof by trees, if the whole is close to one."""
+    clean_run = method.clean_run(model.program64, region.center, label)
+    *_, learned = _learned(method, clean_run, region, None)
+    for room in ROOMS:
+        proof, bounds = prove(clean_run, region, method, learned, room)
+        least, clean = proof.margins.min(), clean_run.clean[-1].min()
+        if not bool(least.isfinite()) or not least > -POLICY.close * clean:
+            continue
+        if add_trees(proof, bounds, method, learned, Effort(None, STEMS, POLICY.leaves)) and _holds(proof):
+            return proof
+    return None
+
+
+def _least(proof: Proof) -> float:
+    """The least margin, less than what rounding takes off it."""
+    return float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
+
+
+def _holds(proof: Proof) -> bool:
+    return 0 < _least(proof) < math.inf
 
 
 def _first_proof(
@@ -185,11 +218,10 @@ def _first_proof(
         clean_run = candidate.clean_run(model.program64, region.center, label)
         for learned in _learned(candidate, clean_run, region, warm_starts if candidate is method else None):
             for room in ROOMS:
-                proof = prove(clean_run, region, candidate, learned, room)
-                least = float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
-                if 0 < least < math.inf:
+                proof, _ = prove(clean_run, region, candidate, learned, room)
+                if _holds(proof):
                     return candidate, proof
-                best = max(best, least)  # a NaN is no better
+                best = max(best, _least(proof))  # a NaN is no better
     words = "+".join(str(i) for i in region.moved[0].tolist())
     raise BuffetError(
         f"certificate: word {words} is not proven (the best margin is {best:.4g}); nothing was written, "
