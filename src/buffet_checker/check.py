@@ -179,8 +179,8 @@ def _prove(
             checkpoint,
             f"claims[{claim.number}].region.ids",
         )
-    claimed = Claimed(nodes, values, region, claim, certificate.tensors)
-    margins, deployed = with_trees(claimed, claimed.margins())
+    whole = Claimed(nodes, values, region, claim, certificate.tensors)
+    margins, deployed = with_trees(whole, whole.margins())
     where = f"claims[{claim.number}], node {len(nodes) - 1} (margin)"
     if len(claim.margins) != len(margins):
         raise RejectedError(f"{where}: {len(claim.margins)} margins are claimed, there are {len(margins)}")

@@ -167,8 +167,8 @@ class Leaves:
                 continue
             entry = int(chosen[k]) if float(worst[k]) >= 0 else -1
             place = float(places[entry, k]) if entry >= 0 else math.nan
-            lower = min(float(found.lower[k]), self.least)
-            self._push(Leaf(leaf.intervals, leaf.path, lower, slopes, entry, place))
+            least = min(float(found.lower[k]), self.least)
+            self._push(Leaf(leaf.intervals, leaf.path, least, slopes, entry, place))
 
     def _push(self, leaf: Leaf) -> None:
         heapq.heappush(self._open, (leaf.lower, next(self._number), leaf))

@@ -47,7 +47,7 @@ GRAPHS = {"lse": "plain", "decomposed": "decomposed", "differences": "difference
 """How the graph has softmax, in the words of the schema."""
 ROUNDING = 1e-7
 """Claimed margins are rounded down by this share, more than the checker's own rounding takes off."""
-STEMS = 16
+STEMS = 8
 """Parts of a region with parameters of their own that a tree may grow from."""
 
 
