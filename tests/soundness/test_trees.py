@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ import buffet
 import buffet_checker
 from buffet.cli import main
 from buffet_checker import certificate as stored
+from buffet_checker.balls import Array
 from buffet_checker.certificate import Cut
 from buffet_checker.check import judge
 from buffet_checker.errors import BadInputError
+from buffet_checker.network import build, evaluate
 from buffet_checker.report import as_lines
-from buffet_checker.trees import clipped, covers
+from buffet_checker.substitution import Claimed
+from buffet_checker.trees import clipped, covers, leaf_margins
 from corruptions import Opened
 from false_certificates import base
 from tiny_checkpoint import write_model
@@ -61,6 +65,47 @@ def test_what_only_cuts_prove_is_certified_and_checked(
     assert result.label is not None
     margins = logits[:, result.label] - logits[:, 1 - result.label]
     assert float(margins.min()) >= proof.margins[0]
+
+
+def test_a_budget_is_kept(model: buffet.Model, tmp_path: Path) -> None:
+    region = buffet.LpBall(model.embed(TEXT), words=[WORD])
+    begin = time.perf_counter()
+    with pytest.raises(buffet.BuffetError, match="not proven"):
+        buffet.certify_to(tmp_path / "proof", model, region, eps=10 * EPS, budget=0.5)
+    assert time.perf_counter() - begin < 30  # a busy machine
+    assert not (tmp_path / "proof").exists()
+    buffet.certify_to(tmp_path / "proof", model, region, eps=EPS, budget=60.0)
+
+
+def test_what_the_checker_derives_for_a_leaf_holds_in_it() -> None:
+    known = base("tree")
+    opened = Opened.of(known.content)
+    rows = opened.tensors["center"].astype(np.float64)
+    nodes, values = build(known.checkpoint, rows, opened.head["label"], opened.claim["graph"])
+    found = stored.read_certificate(known.content, "certificate")
+    (claim,) = found.claims
+    whole = Claimed(nodes, values, stored.region_of(claim, rows, found.tensors), claim, found.tensors)
+    whole.margins()
+    leaves = claim.trees[0]
+    proven = [leaf_margins(whole, leaf, f"0.leaf.0.{k}")[0] for k, leaf in enumerate(leaves)]
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(600):
+        delta = rng.normal(size=rows.shape[1])
+        point = rows.copy()
+        point[1] += 1.4 * rng.random() ** 0.2 * delta / np.linalg.norm(delta)
+        run = [point]
+        for node in nodes[1:]:
+            run.append(evaluate(node, [run[i] for i in node.inputs]))
+        inside = [k for k, leaf in enumerate(leaves) if all(_holds(cut, run, values) for cut in leaf.cuts)]
+        assert inside
+        seen |= set(inside)
+        assert all((run[-1][0] >= proven[k]).all() for k in inside)
+    assert len(seen) > 1
+
+
+def _holds(cut: Cut, run: list[Array], values: list[Array]) -> bool:
+    deviation = (run[cut.node] - values[cut.node]).reshape(-1)[cut.entry]
+    return bool(deviation >= cut.threshold if cut.above else deviation <= cut.threshold)
 
 
 # --- coverage -----------------------------------------------------------------------------------------------

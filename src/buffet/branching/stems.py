@@ -57,6 +57,13 @@ class Effort:
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
+    def share(self, part: float) -> Effort:
+        """The same until a part of the time that is left is spent."""
+        if self.deadline is None:
+            return self
+        now = time.perf_counter()
+        return replace(self, deadline=now + part * (self.deadline - now))
+
 
 Limits = Mapping[tuple[int, int], tuple[float, float]]
 """By node and place in its flattened values: how far it may deviate, at least and at most."""

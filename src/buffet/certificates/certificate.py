@@ -30,7 +30,7 @@ from buffet.network import Program
 from buffet.optimisation.context import Context
 from buffet.optimisation.warm_starts import WarmStarts
 from buffet.propagation.clean_run import CleanRun
-from buffet.query import clean_answer, sized
+from buffet.query import clean_answer, deadline_of, sized
 from buffet.regions import Region
 from buffet.regions.base import Description
 from buffet.relaxations.relaxation import Parameters
@@ -68,8 +68,12 @@ def certify_to(
     *,
     label: int | None = None,
     text: str | None = None,
+    budget: float | None = None,
 ) -> Certificate:
     """Prove every task of a region and write the proofs to one file that ``buffet check`` accepts.
+
+    Tasks that are not proven as a whole are cut: with a `budget` until so many seconds have passed, else
+    where they are close to a proof, a few times.
 
     With the `text` that the region's rows are the embeddings of, the certificate names its tokens, which are
     checked; without, it is about rows of numbers only, and says so.
@@ -83,7 +87,8 @@ def certify_to(
         >>> region = buffet.LpBall(model.embed(text), words=[2])
         >>> buffet.certify_to("proof.safetensors", model, region, eps=0.01, text=text)  # doctest: +SKIP
     """
-    return write_certificate(Path(path), model, [sized(region, eps)], method_named(method), label, text)
+    chosen = method_named(method)
+    return write_certificate(Path(path), model, [sized(region, eps)], chosen, label, text, budget)
 
 
 def write_certificate(
@@ -93,12 +98,13 @@ def write_certificate(
     method: Method,
     label: int | None = None,
     text: str | None = None,
+    budget: float | None = None,
 ) -> Certificate:
     """Prove every task of some regions of one sentence, which `text` names.
 
     The file is written only if the checker accepts it.
     """
-    certificate, content, checkpoint = certify(model, regions, method, label, text)
+    certificate, content, checkpoint = certify(model, regions, method, label, text, budget)
     try:
         result = judge(content, str(path), checkpoint)
     except BadInputError as error:
@@ -115,6 +121,7 @@ def certify(
     method: Method,
     label: int | None = None,
     text: str | None = None,
+    budget: float | None = None,
 ) -> tuple[Certificate, bytes, Checkpoint]:
     """The proofs of every task of some regions of one sentence, as the content of a certificate,
     unchecked.
@@ -135,7 +142,9 @@ def certify(
     claims: list[dict[str, object]] = []
     claimed: list[tuple[float, ...]] = []
     tasks = [region.select([task]) for region in regions for task in range(region.tasks)]
-    proven = [part for one in tasks for part in _proofs(model, one, method, label)]
+    deadline = deadline_of(budget)
+    effort = Effort(None, STEMS, POLICY.leaves) if deadline is None else Effort(deadline)
+    proven = [part for one in tasks for part in _proofs(model, one, method, label, effort)]
     for task, (one, used, proof) in enumerate(proven):
         claimed.append(tuple((proof.margins - ROUNDING * (1 + proof.margins.abs())).tolist()))
         description = one.describe()
@@ -168,13 +177,15 @@ def certify(
     return Certificate(tuple(claimed), len(content)), content, checkpoint
 
 
-def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tuple[Region, Method, Proof]]:
+def _proofs(
+    model: Model, region: Region, method: Method, label: int, effort: Effort
+) -> list[tuple[Region, Method, Proof]]:
     """A proof of one task: as a whole, by a tree of cuts, or of every part that its region is cut into."""
     try:
         return [(region, *_first_proof(model, region, method, label))]
     except BuffetError:
         if method.cells == 1:
-            proof = _proof_by_cuts(model, region, method, label) if can_cut(method) else None
+            proof = _proof_by_cuts(model, region, method, label, effort) if can_cut(method) else None
             if proof is None:
                 raise
             return [(region, method, proof)]
@@ -186,16 +197,15 @@ def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tu
     return [(part, *_first_proof(model, part, method, label, warm_starts)) for part in parts]
 
 
-def _proof_by_cuts(model: Model, region: Region, method: Method, label: int) -> Proof | None:
-    """A proof by trees, if the whole is close to one."""
+def _proof_by_cuts(model: Model, region: Region, method: Method, label: int, effort: Effort) -> Proof | None:
+    """A proof by trees; where there is no deadline, if the whole is close to one."""
     clean_run = method.clean_run(model.program64, region.center, label)
     *_, learned = _learned(method, clean_run, region, None)
-    for room in ROOMS:
+    for room, part in zip(ROOMS, (0.5, 1.0), strict=True):
         proof, bounds = prove(clean_run, region, method, learned, room)
-        least, clean = proof.margins.min(), clean_run.clean[-1].min()
-        if not bool(least.isfinite()) or not least > -POLICY.close * clean:
-            continue
-        if add_trees(proof, bounds, method, learned, Effort(None, STEMS, POLICY.leaves)) and _holds(proof):
+        least, clean = float(proof.margins.min()), float(clean_run.clean[-1].min())
+        close = least > -POLICY.close * clean if effort.deadline is None else math.isfinite(least)
+        if close and add_trees(proof, bounds, method, learned, effort.share(part)) and _holds(proof):
             return proof
     return None
 
