@@ -229,6 +229,7 @@ RECIPES: Mapping[str, Recipe] = {
     "two layers": Recipe({"num_hidden_layers": 2}, _ball(3, 1e-4), buffet.METHODS["forward"], seed=5),
     "cells": Recipe({}, _ball(2, 0.01), buffet.METHODS["lse"], seed=1),
     "cells of L1": Recipe({}, _ball(1, 0.01), buffet.METHODS["lse"], seed=1),
+    "tree": Recipe({"hidden_act": "relu"}, _ball(2, 1.4), buffet.METHODS["buffet"], seed=5),
 }
 
 

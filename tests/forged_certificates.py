@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,56 @@ def _larger_budget(opened: Opened) -> None:
     opened.head["claims"][0]["region"]["budget"] += 1
 
 
+def _leaves(opened: Opened) -> list[dict[str, Any]]:
+    """The leaves of the first tree, and margins as large as they prove."""
+    opened.claim["margins"] = [m - 1e-12 for m in base("tree").result.proofs[0].margins]
+    return opened.claim["trees"][0]
+
+
+def _lost_leaf(opened: Opened) -> None:
+    number = len(_leaves(opened)) - 1
+    _leaves(opened).pop()
+    lost = f"0.leaf.0.{number}."
+    opened.tensors = {k: v for k, v in opened.tensors.items() if not k.startswith(lost)}
+
+
+def _gap_between_leaves(opened: Opened) -> None:
+    first = _leaves(opened)[0]["cuts"][0]
+    first[2] += -1e-6 if first[3] == "below" else 1e-6
+
+
+def _another_entry(opened: Opened) -> None:
+    opened.claim["trees"][0][-1]["cuts"][-1][1] += 1  # claims little, which this leaf proves anyway
+
+
+def _one_side_twice(opened: Opened) -> None:
+    sides = {True: "above", False: "below"}
+    cut = _leaves(opened)[-1]["cuts"][-1]
+    cut[3] = sides[cut[3] == "below"]
+
+
+def _other_sides(opened: Opened) -> None:
+    for leaf in _leaves(opened):
+        for cut in leaf["cuts"]:
+            cut[3] = "below" if cut[3] == "above" else "above"
+
+
+def _more_than_leaves_prove(opened: Opened) -> None:
+    _leaves(opened)
+    opened.claim["margins"][0] += 1e-9
+
+
+def _whole_only(opened: Opened) -> None:
+    _leaves(opened)
+    del opened.claim["trees"]
+    derived = {d["choices"] for d in opened.claim["derivations"] if "choices" in d}
+    opened.tensors = {
+        k: v
+        for k, v in opened.tensors.items()
+        if k.count(".") < 3 or (k.count(".") == 3 and int(k.split(".")[1]) in derived)
+    }
+
+
 def _huge(opened: Opened) -> None:
     box = next(name for name in opened.tensors if ".box." in name)
     opened.tensors[box] = opened.tensors[box] * 1e200 + np.array([-1e200, 1e200])[:, None, None]
@@ -112,6 +163,13 @@ FORGED: Mapping[str, tuple[str, Callable[[Opened], None]]] = {
     "a gap between boxes": ("parts of a box", _lower_end),
     "a larger box": ("parts of a box", _wider_whole),
     "a box too few": ("parts of a box", _lost_cell),
+    "a leaf too few": ("tree", _lost_leaf),
+    "a gap between leaves": ("tree", _gap_between_leaves),
+    "a leaf that is cut elsewhere": ("tree", _another_entry),
+    "one side of a cut twice": ("tree", _one_side_twice),
+    "other sides of all cuts": ("tree", _other_sides),
+    "more than leaves prove": ("tree", _more_than_leaves_prove),
+    "a whole that only leaves prove": ("tree", _whole_only),
     "absurd numbers": ("baseline", _huge),
 }
 

@@ -28,6 +28,8 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt")
 """Files that say how token ids are spelled; a certificate may name one of them."""
 LARGEST = 1e100
 """No number of a certificate may be larger: far beyond any proof, and far from overflow."""
+MOST_LEAVES = 1 << 16
+"""Of one tree."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,29 @@ class Derivation:
     choices: int = 0  # which set of choices relaxes the nonlinearities on the way
     stops: tuple[int, ...] = ()  # nodes whose kept forms end the substitution
     keep: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One side of a threshold on the deviation of an entry of a node."""
+
+    node: int
+    entry: int  # of its flattened values
+    threshold: float
+    above: bool
+
+    @property
+    def place(self) -> tuple[int, int, float]:
+        """What both sides have in common."""
+        return self.node, self.entry, self.threshold
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A part of a region: on these sides of the cuts, which are named in the order they were made."""
+
+    cuts: tuple[Cut, ...]
+    derivations: tuple[Derivation, ...]
 
 
 @dataclass
@@ -86,6 +111,7 @@ class Claim:
     region: dict[str, Any]
     margins: tuple[float, ...]
     derivations: tuple[Derivation, ...]
+    trees: tuple[tuple[Leaf, ...], ...] = ()  # each covers the region
 
 
 @dataclass(frozen=True)
@@ -134,7 +160,7 @@ def _sentence(raw: Any) -> Sentence:
 
 def _claim(number: int, raw: Any) -> Claim:
     where = f"claims[{number}]"
-    claim = _object(raw, where, {"graph", "nodes", "region", "margins", "derivations"}, {"method"})
+    claim = _object(raw, where, {"graph", "nodes", "region", "margins", "derivations"}, {"method", "trees"})
     if claim["graph"] not in GRAPHS:
         raise RejectedError(f"{where}.graph is {claim['graph']!r:.40}; known are {', '.join(GRAPHS)}")
     region = _object(
@@ -156,11 +182,37 @@ def _claim(number: int, raw: Any) -> Claim:
         kinds=tuple(_text(k, f"{where}.nodes") for k in _list(claim["nodes"], f"{where}.nodes")),
         region=region,
         margins=tuple(_number(m, f"{where}.margins") for m in _list(claim["margins"], f"{where}.margins")),
-        derivations=tuple(
-            _derivation(d, f"{where}.derivations[{i}]")
-            for i, d in enumerate(_list(claim["derivations"], f"{where}.derivations"))
+        derivations=_derivations(claim["derivations"], f"{where}.derivations"),
+        trees=tuple(
+            _tree(tree, f"{where}.trees[{i}]")
+            for i, tree in enumerate(_list(claim.get("trees", []), f"{where}.trees"))
         ),
     )
+
+
+def _tree(raw: Any, where: str) -> tuple[Leaf, ...]:
+    leaves = _list(raw, where)
+    if len(leaves) > MOST_LEAVES:
+        raise RejectedError(f"{where} has {len(leaves)} leaves; at most {MOST_LEAVES} are read")
+    found = []
+    for number, raw_leaf in enumerate(leaves):
+        own = f"{where}[{number}]"
+        leaf = _object(raw_leaf, own, {"cuts", "derivations"})
+        cuts = tuple(_cut(cut, f"{own}.cuts") for cut in _list(leaf["cuts"], f"{own}.cuts"))
+        found.append(Leaf(cuts, _derivations(leaf["derivations"], f"{own}.derivations")))
+    return tuple(found)
+
+
+def _cut(raw: Any, where: str) -> Cut:
+    parts = _list(raw, where)
+    if len(parts) != 4 or parts[3] not in ("below", "above"):
+        raise RejectedError(f"{where}: a cut is [node, entry, threshold, 'below' or 'above']")
+    node, entry = _counts(parts[:2], where)
+    return Cut(node, entry, _number(parts[2], where), parts[3] == "above")
+
+
+def _derivations(raw: Any, where: str) -> tuple[Derivation, ...]:
+    return tuple(_derivation(d, f"{where}[{i}]") for i, d in enumerate(_list(raw, where)))
 
 
 def _derivation(raw: Any, where: str) -> Derivation:

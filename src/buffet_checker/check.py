@@ -18,6 +18,7 @@ from buffet_checker.regions import Region
 from buffet_checker.sentence import Sentence, check_rows, check_substitutes, read_vocabulary
 from buffet_checker.storage import LARGEST_TEXT, read_bytes, sha256
 from buffet_checker.substitution import Claimed
+from buffet_checker.trees import with_trees
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Proof:
     margins: tuple[float, ...]
     slacks: tuple[float, ...]
     substitutes: tuple[tuple[int, ...], ...] | None = None  # of candidates that are tokens: ids per moved row
+    leaves: int = 0  # of the trees by which margins were proven
 
     @property
     def deployed(self) -> bool:
@@ -154,7 +156,8 @@ def _together(parts: list[Proof], whole: Region) -> Proof:
     margins = tuple(min(values) for values in zip(*(p.margins for p in parts), strict=True))
     slacks = tuple(max(values) for values in zip(*(p.slacks for p in parts), strict=True))
     first = parts[0]
-    return Proof(first.moved, whole, len(parts), margins, slacks, first.substitutes)
+    leaves = sum(part.leaves for part in parts)
+    return Proof(first.moved, whole, len(parts), margins, slacks, first.substitutes, leaves)
 
 
 def _prove(
@@ -176,7 +179,8 @@ def _prove(
             checkpoint,
             f"claims[{claim.number}].region.ids",
         )
-    margins, deployed = Claimed(nodes, values, region, claim, certificate.tensors).margins()
+    whole = Claimed(nodes, values, region, claim, certificate.tensors)
+    margins, deployed = with_trees(whole, whole.margins())
     where = f"claims[{claim.number}], node {len(nodes) - 1} (margin)"
     if len(claim.margins) != len(margins):
         raise RejectedError(f"{where}: {len(claim.margins)} margins are claimed, there are {len(margins)}")
@@ -190,4 +194,5 @@ def _prove(
                 f"{where}: margin {other} is claimed to be {claimed:.9g}, derived is {proven:.9g}"
             )
     slacks = np.nan_to_num(np.nextafter(margins - deployed, np.inf), nan=np.inf)
-    return Proof(moved, region, 1, tuple(margins.tolist()), tuple(slacks.tolist()), substitutes)
+    leaves = sum(map(len, claim.trees))
+    return Proof(moved, region, 1, tuple(margins.tolist()), tuple(slacks.tolist()), substitutes, leaves)

@@ -26,6 +26,7 @@ def as_lines(result: Result) -> list[str]:
         holds = "holds in float32 too" if proof.deployed else "float32 is not covered: the slack is larger"
         margin, slack = rounded(min(proof.margins), ROUND_FLOOR), rounded(least[1], ROUND_CEILING)
         parts = f" · {proof.cells} cells" if proof.cells > 1 else ""
+        parts += f" · {proof.leaves} leaves" if proof.leaves else ""
         lines.append(f"row {rows} · {_region(proof)}{parts} · margin {margin} · slack {slack} · {holds}")
         lines.append(statement(subject, proof))
     return lines
@@ -60,6 +61,7 @@ def _claim(subject: Subject, proof: Proof) -> dict[str, object]:
         "substitutes": proof.substitutes
         and [{"ids": list(ids), "tokens": _spelled(subject, list(ids))} for ids in proof.substitutes],
         "cells": proof.cells,
+        "leaves": proof.leaves,
         "margins": list(proof.margins),
         "slacks": [slack if math.isfinite(slack) else None for slack in proof.slacks],
         "float32": proof.deployed,

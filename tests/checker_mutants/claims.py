@@ -19,6 +19,7 @@ from buffet_checker import (
     regions,
     rows,
     substitution,
+    trees,
 )
 from buffet_checker.functions import Function
 from buffet_checker.substitution import Claimed
@@ -216,6 +217,68 @@ def _first_kept(right: Any) -> Any:
     return wrong
 
 
+# --- trees --------------------------------------------------------------------------------------------------
+
+
+def _best_leaf(right: Any) -> Any:
+    def wrong(whole: Claimed, margins: Any) -> Any:
+        exact, strayed = margins
+        for number, tree in enumerate(whole.claim.trees):
+            for k, leaf in enumerate(tree):
+                found = trees.leaf_margins(whole, leaf, f"{whole.claim.number}.leaf.{number}.{k}")
+                exact = np.maximum(exact, found[0])
+        return exact, strayed
+
+    return wrong
+
+
+def _other_side(right: Any) -> Any:
+    return lambda box, cut: right(box, replace(cut, above=not cut.above))
+
+
+def _both_nearer(right: Any) -> Any:
+    def wrong(box: Any, cut: Any) -> Any:
+        return right(box, replace(cut, threshold=cut.threshold + (1e-6 if cut.above else -1e-6)))
+
+    return wrong
+
+
+def _without_threshold(right: Any) -> Any:
+    return property(lambda self: (self.node, self.entry))
+
+
+def _by_thresholds(right: Any) -> Any:
+    return property(lambda self: self.threshold)
+
+
+def _halves_may_miss(right: Any) -> Any:
+    """Where a single leaf is left, it is taken for everything there."""
+
+    def wrong(paths: Any) -> bool:
+        parts = [(list(paths), 0)]
+        while parts:
+            leaves, depth = parts.pop()
+            if len(leaves) <= 1:
+                continue
+            if any(len(path) == depth for path in leaves) or len({p[depth].place for p in leaves}) > 1:
+                return False
+            parts += [([p for p in leaves if p[depth].above == side], depth + 1) for side in (False, True)]
+        return True
+
+    return wrong
+
+
+_TREES = (
+    Mutant("coverage of leaves", trees, "covers", fixed(lambda paths: True), "forgery"),
+    Mutant("both halves of a cut", trees, "covers", _halves_may_miss, "forgery"),
+    Mutant("thresholds of cuts", certificate.Cut, "place", _without_threshold, "forgery"),
+    Mutant("entries of cuts", certificate.Cut, "place", _by_thresholds, "forgery"),
+    Mutant("sides of cuts", trees, "clipped", _other_side, "forgery"),
+    Mutant("ends at cuts", trees, "clipped", _both_nearer, "forgery"),
+    Mutant("the worst leaf", check, "with_trees", _best_leaf, "forgery"),
+)
+
+
 # --- a deployed run -----------------------------------------------------------------------------------------
 
 
@@ -307,4 +370,4 @@ _DEPLOYED = (
     Mutant("wobble of exact forms", Claimed, "_visit", _local_wobble, "slack"),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*_REGIONS, *_CLAIMS, *_DEPLOYED)
+MUTANTS: tuple[Mutant, ...] = (*_REGIONS, *_CLAIMS, *_TREES, *_DEPLOYED)

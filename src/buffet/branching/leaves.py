@@ -24,11 +24,24 @@ LOOKED_AT = 16
 """Cuts that are tried before one is made for good."""
 
 
+Path = tuple[tuple[int, float, bool], ...]
+"""The cuts that led to a leaf, in order: the entry, the place, and whether the leaf lies above it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of the region, and the cuts that led to it."""
+
+    intervals: Intervals = field(default_factory=dict)
+    path: Path = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Leaf:
     """A part of the region that is not proven, and where it is cut next."""
 
     intervals: Intervals
+    path: Path
     lower: float  # about the least value of the row
     slopes: Tensor = field(repr=False)  # 2 × entries
     entry: int  # −1: there is nothing to cut
@@ -40,22 +53,26 @@ class ProvenLeaf:
     """A part of the region with the slopes of its lines, and the margin they prove."""
 
     intervals: Intervals
+    path: Path
     slopes: Tensor = field(repr=False)
     margin: float
 
 
 class Leaves:
-    """The leaves of one row of a region that is not proven as a whole."""
+    """The leaves of one row of a region that is not proven as a whole.
 
-    def __init__(self, bounds: LeafBounds) -> None:
-        self.bounds = bounds
+    A leaf is proven if its margin is more than `least`.
+    """
+
+    def __init__(self, bounds: LeafBounds, least: float = 0.0) -> None:
+        self.bounds, self.least = bounds, least
         self.proven: list[ProvenLeaf] = []
         self.asked = 0
         self._number = count()
         self._open: list[tuple[float, int, Leaf]] = []
         ends = bounds.entries.boxes([{}])
         self.whole = bounds.estimate(ends, bounds.start.unsqueeze(-1))
-        self._settle([{}], self.whole, ends)
+        self._settle([Part()], self.whole, ends)
 
     @property
     def open(self) -> list[Leaf]:
@@ -78,7 +95,8 @@ class Leaves:
             cut = [leaf.entry for leaf in worst for _ in range(2)]
             slopes = torch.stack([leaf.slopes for leaf in worst], -1).repeat_interleave(2, -1)
             known = torch.tensor([leaf.lower for leaf in worst], dtype=torch.float64).repeat_interleave(2)
-            self._settle(halves, *self._estimate(halves, slopes, cut, known))
+            found = self._estimate([half.intervals for half in halves], slopes, cut, known)
+            self._settle(halves, *found)
         return not self._open
 
     def promising(self, upstream: Sequence[int] | None = None) -> tuple[int, float] | None:
@@ -105,13 +123,17 @@ class Leaves:
         best = int((worse + 0.1 * better).argmax())
         return chosen[best], ends[best][1]
 
-    def _halves(self, leaf: Leaf) -> tuple[Intervals, Intervals]:
+    def _halves(self, leaf: Leaf) -> tuple[Part, Part]:
         """What lies below the place of the cut, and above."""
         entries = self.bounds.entries
         whole = float(entries.lower[leaf.entry]), float(entries.upper[leaf.entry])
         low, high = leaf.intervals.get(leaf.entry, whole)
-        below, above = (low, leaf.place), (leaf.place, high)
-        return {**leaf.intervals, leaf.entry: below}, {**leaf.intervals, leaf.entry: above}
+        sides = ((low, leaf.place), False), ((leaf.place, high), True)
+        below, above = (
+            Part({**leaf.intervals, leaf.entry: ends}, (*leaf.path, (leaf.entry, leaf.place, side)))
+            for ends, side in sides
+        )
+        return below, above
 
     def _estimate(
         self, leaves: Sequence[Intervals], slopes: Tensor, cut: Sequence[int], known: Tensor
@@ -130,10 +152,10 @@ class Leaves:
             found = found.or_better(bounds.estimate((lower, upper), slopes[..., worse]), worse)
         return found, ends
 
-    def _settle(self, leaves: Sequence[Intervals], found: Estimate, ends: Ends) -> None:
+    def _settle(self, leaves: Sequence[Part], found: Estimate, ends: Ends) -> None:
         """Prove what can be proven, and keep the rest for later."""
         entries = self.bounds.entries
-        hopeful = (found.lower > 0).nonzero()[:, 0]
+        hopeful = (found.lower > self.least).nonzero()[:, 0]
         margins = torch.full((len(leaves),), -math.inf, dtype=torch.float64)
         if len(hopeful):
             lower, upper = (end[:, hopeful] for end in ends)
@@ -145,12 +167,13 @@ class Leaves:
         worst, chosen = blame.where(~places.isnan(), -1.0).max(0)
         for k, leaf in enumerate(leaves):
             slopes, margin = found.slopes[..., k].clone(), float(margins[k])
-            if 0 < margin < math.inf:
-                self.proven.append(ProvenLeaf(leaf, slopes, margin))
+            if self.least < margin < math.inf:
+                self.proven.append(ProvenLeaf(leaf.intervals, leaf.path, slopes, margin))
                 continue
             entry = int(chosen[k]) if float(worst[k]) >= 0 else -1
             place = float(places[entry, k]) if entry >= 0 else math.nan
-            self._push(Leaf(leaf, min(float(found.lower[k]), 0.0), slopes, entry, place))
+            least = min(float(found.lower[k]), self.least)
+            self._push(Leaf(leaf.intervals, leaf.path, least, slopes, entry, place))
 
     def _push(self, leaf: Leaf) -> None:
         heapq.heappush(self._open, (leaf.lower, next(self._number), leaf))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
+from buffet.branching.entries import Entries
 from buffet.branching.leaf_bounds import LeafBounds
 from buffet.branching.leaves import Leaves, ProvenLeaf
 from buffet.network import Apply, Program, Softmax
@@ -56,9 +57,20 @@ class Effort:
     def expired(self) -> bool:
         return self.deadline is not None and time.perf_counter() > self.deadline
 
+    def share(self, part: float) -> Effort:
+        """The same until a part of the time that is left is spent."""
+        if self.deadline is None:
+            return self
+        now = time.perf_counter()
+        return replace(self, deadline=now + part * (self.deadline - now))
+
 
 Limits = Mapping[tuple[int, int], tuple[float, float]]
 """By node and place in its flattened values: how far it may deviate, at least and at most."""
+
+Cuts = tuple[tuple[int, int, float, bool], ...]
+"""In the order they were made: a node, a place in its flattened values, how far it deviates there, and
+whether what is meant lies above."""
 
 
 def clipped(limits: Limits, boxes: Mapping[int, Box]) -> dict[int, Box]:
@@ -135,6 +147,7 @@ class Stem:
     parameters: Mapping[int, Parameters] = field(repr=False)
     lower: float = -math.inf  # of what it was cut from
     anew: bool = False  # whether boxes are found anew
+    cuts: Cuts = ()  # that led to the limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +157,7 @@ class Grown:
     stem: Stem
     parameters: Mapping[int, Parameters] = field(repr=False)
     lower: float
+    entries: Entries | None = field(default=None, repr=False)  # that leaves have slopes for
     leaves: tuple[ProvenLeaf, ...] = ()
     halves: tuple[Stem, ...] = ()
     asked: int = 0
@@ -169,16 +183,27 @@ def learn_row(
 
 
 class Trunk:
-    """The tree of one row over a region of one task."""
+    """The tree of one row over a region of one task.
 
-    def __init__(self, ground: Ground, row: Tensor, parameters: Mapping[int, Parameters]) -> None:
-        self.ground, self.row = ground, row
+    A leaf is proven if its margin is more than `least`. Without `anew`, all stems keep the boxes of the
+    ground, clipped.
+    """
+
+    def __init__(
+        self,
+        ground: Ground,
+        row: Tensor,
+        parameters: Mapping[int, Parameters],
+        least: float = 0.0,
+        anew: bool = True,
+    ) -> None:
+        self.ground, self.row, self.least = ground, row, least
         self.proven: list[Grown] = []
         self.asked = 0
         self._number = count()
         self._open: list[tuple[float, int, Stem]] = []
         self._push(Stem({}, parameters))
-        self._upstream = _upstream(ground.clean_run.program)
+        self._upstream = _upstream(ground.clean_run.program) if anew else []
 
     @property
     def open(self) -> int:
@@ -224,7 +249,7 @@ class Trunk:
             bounds = self.ground.within(stem.limits, stem.anew, deadline)
             steps = STEPS if stem.limits else FIRST_STEPS
             parameters = learn_row(bounds, self.row, stem.parameters, steps)
-            leaves = Leaves(LeafBounds.over(bounds, self.row, parameters))
+            leaves = Leaves(LeafBounds.over(bounds, self.row, parameters), self.least)
             lower = float(leaves.whole.lower[0])
             if effort.stems == 1 and lower + leaves.blame < 0:
                 return Grown(stem, parameters, lower)  # exact functions would not do, and there is no more
@@ -239,7 +264,7 @@ class Trunk:
             return None
         found = Grown(stem, parameters, lower, asked=leaves.asked, seconds=made - begin)
         if done:
-            return replace(found, leaves=tuple(leaves.proven))
+            return replace(found, entries=leaves.bounds.entries, leaves=tuple(leaves.proven))
         if effort.stems == 1 or effort.expired:
             return found if effort.stems == 1 else None
         anew = stem.anew
@@ -248,8 +273,12 @@ class Trunk:
         cut = (leaves.promising(self._upstream) if anew else None) or leaves.promising()
         if cut is None:
             return found
-        halves = (replace(stem, limits=limits, anew=anew) for limits in _halved(stem.limits, leaves, cut))
-        return replace(found, halves=tuple(replace(h, parameters=parameters, lower=lower) for h in halves))
+        node, (_, at) = leaves.bounds.entries.place_of(cut[0]), cut
+        halves = (
+            Stem(limits, parameters, lower, anew, (*stem.cuts, (*node, at, above)))
+            for above, limits in zip((False, True), _halved(stem.limits, leaves, cut), strict=True)
+        )
+        return replace(found, halves=tuple(halves))
 
     def _pays(
         self, stem: Stem, leaves: Leaves, parameters: Mapping[int, Parameters], deadline: float | None

@@ -2,5 +2,6 @@
 
 certificate    proves every task and writes the file
 proof          a proof made again with numbers that can be stored
+trees          the same by branch and bound, where the whole is not proven
 naming         the sentence that a certificate is about
 """

@@ -17,8 +17,11 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
+from buffet.branching.prove import can_cut
+from buffet.branching.stems import Effort
 from buffet.certificates.naming import sentence_of, spelling, substitutes
 from buffet.certificates.proof import ROOMS, Proof, Tensors, prove
+from buffet.certificates.trees import add_trees
 from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.loading import Model
@@ -27,11 +30,12 @@ from buffet.network import Program
 from buffet.optimisation.context import Context
 from buffet.optimisation.warm_starts import WarmStarts
 from buffet.propagation.clean_run import CleanRun
-from buffet.query import clean_answer, sized
+from buffet.query import clean_answer, deadline_of, sized
 from buffet.regions import Region
 from buffet.regions.base import Description
 from buffet.relaxations.relaxation import Parameters
 from buffet.search.cells import tree_of_proofs
+from buffet.search.policy import POLICY
 from buffet.search.portfolio import Ladder
 from buffet.system.files import write_atomically
 from buffet_checker import BadInputError
@@ -43,6 +47,8 @@ GRAPHS = {"lse": "plain", "decomposed": "decomposed", "differences": "difference
 """How the graph has softmax, in the words of the schema."""
 ROUNDING = 1e-7
 """Claimed margins are rounded down by this share, more than the checker's own rounding takes off."""
+STEMS = 8
+"""Parts of a region with parameters of their own that a tree may grow from."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,12 @@ def certify_to(
     *,
     label: int | None = None,
     text: str | None = None,
+    budget: float | None = None,
 ) -> Certificate:
     """Prove every task of a region and write the proofs to one file that ``buffet check`` accepts.
+
+    Tasks that are not proven as a whole are cut: with a `budget` until so many seconds have passed, else
+    where they are close to a proof, a few times.
 
     With the `text` that the region's rows are the embeddings of, the certificate names its tokens, which are
     checked; without, it is about rows of numbers only, and says so.
@@ -77,7 +87,8 @@ def certify_to(
         >>> region = buffet.LpBall(model.embed(text), words=[2])
         >>> buffet.certify_to("proof.safetensors", model, region, eps=0.01, text=text)  # doctest: +SKIP
     """
-    return write_certificate(Path(path), model, [sized(region, eps)], method_named(method), label, text)
+    chosen = method_named(method)
+    return write_certificate(Path(path), model, [sized(region, eps)], chosen, label, text, budget)
 
 
 def write_certificate(
@@ -87,12 +98,13 @@ def write_certificate(
     method: Method,
     label: int | None = None,
     text: str | None = None,
+    budget: float | None = None,
 ) -> Certificate:
     """Prove every task of some regions of one sentence, which `text` names.
 
     The file is written only if the checker accepts it.
     """
-    certificate, content, checkpoint = certify(model, regions, method, label, text)
+    certificate, content, checkpoint = certify(model, regions, method, label, text, budget)
     try:
         result = judge(content, str(path), checkpoint)
     except BadInputError as error:
@@ -109,6 +121,7 @@ def certify(
     method: Method,
     label: int | None = None,
     text: str | None = None,
+    budget: float | None = None,
 ) -> tuple[Certificate, bytes, Checkpoint]:
     """The proofs of every task of some regions of one sentence, as the content of a certificate,
     unchecked.
@@ -129,7 +142,9 @@ def certify(
     claims: list[dict[str, object]] = []
     claimed: list[tuple[float, ...]] = []
     tasks = [region.select([task]) for region in regions for task in range(region.tasks)]
-    proven = [part for one in tasks for part in _proofs(model, one, method, label)]
+    deadline = deadline_of(budget)
+    effort = Effort(None, STEMS, POLICY.leaves) if deadline is None else Effort(deadline)
+    proven = [part for one in tasks for part in _proofs(model, one, method, label, effort)]
     for task, (one, used, proof) in enumerate(proven):
         claimed.append(tuple((proof.margins - ROUNDING * (1 + proof.margins.abs())).tolist()))
         description = one.describe()
@@ -145,6 +160,7 @@ def certify(
                 "region": described,
                 "margins": claimed[-1],
                 "derivations": proof.derivations,
+                **({"trees": proof.trees} if proof.trees else {}),
             }
         )
     head = {
@@ -161,19 +177,46 @@ def certify(
     return Certificate(tuple(claimed), len(content)), content, checkpoint
 
 
-def _proofs(model: Model, region: Region, method: Method, label: int) -> list[tuple[Region, Method, Proof]]:
-    """A proof of one task, or of every part that its region is cut into."""
+def _proofs(
+    model: Model, region: Region, method: Method, label: int, effort: Effort
+) -> list[tuple[Region, Method, Proof]]:
+    """A proof of one task: as a whole, by a tree of cuts, or of every part that its region is cut into."""
     try:
         return [(region, *_first_proof(model, region, method, label))]
     except BuffetError:
         if method.cells == 1:
-            raise
+            proof = _proof_by_cuts(model, region, method, label, effort) if can_cut(method) else None
+            if proof is None:
+                raise
+            return [(region, method, proof)]
         warm_starts = WarmStarts()
         tree = tree_of_proofs(model, region, method, label, Engine(), Context(warm_starts))
         if tree is None:
             raise
     parts = [leaf.part if region.eps is None else leaf.part.with_eps(region.eps) for leaf in tree.leaves]
     return [(part, *_first_proof(model, part, method, label, warm_starts)) for part in parts]
+
+
+def _proof_by_cuts(model: Model, region: Region, method: Method, label: int, effort: Effort) -> Proof | None:
+    """A proof by trees; where there is no deadline, if the whole is close to one."""
+    clean_run = method.clean_run(model.program64, region.center, label)
+    *_, learned = _learned(method, clean_run, region, None)
+    for room, part in zip(ROOMS, (0.5, 1.0), strict=True):
+        proof, bounds = prove(clean_run, region, method, learned, room)
+        least, clean = float(proof.margins.min()), float(clean_run.clean[-1].min())
+        close = least > -POLICY.close * clean if effort.deadline is None else math.isfinite(least)
+        if close and add_trees(proof, bounds, method, learned, effort.share(part)) and _holds(proof):
+            return proof
+    return None
+
+
+def _least(proof: Proof) -> float:
+    """The least margin, less than what rounding takes off it."""
+    return float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
+
+
+def _holds(proof: Proof) -> bool:
+    return 0 < _least(proof) < math.inf
 
 
 def _first_proof(
@@ -185,11 +228,10 @@ def _first_proof(
         clean_run = candidate.clean_run(model.program64, region.center, label)
         for learned in _learned(candidate, clean_run, region, warm_starts if candidate is method else None):
             for room in ROOMS:
-                proof = prove(clean_run, region, candidate, learned, room)
-                least = float((proof.margins - 2 * ROUNDING * (1 + proof.margins.abs())).min())
-                if 0 < least < math.inf:
+                proof, _ = prove(clean_run, region, candidate, learned, room)
+                if _holds(proof):
                     return candidate, proof
-                best = max(best, least)  # a NaN is no better
+                best = max(best, _least(proof))  # a NaN is no better
     words = "+".join(str(i) for i in region.moved[0].tolist())
     raise BuffetError(
         f"certificate: word {words} is not proven (the best margin is {best:.4g}); nothing was written, "

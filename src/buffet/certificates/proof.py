@@ -8,7 +8,7 @@ does the same with rigorous rounding, then finds what is stored up to float64's 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -73,7 +73,9 @@ class Proof:
     sets: list[dict[int, Tensors]] = field(default_factory=list)
     own: dict[int, int] = field(default_factory=dict)  # first node of a group → its own set of choices
     derivations: list[dict[str, object]] = field(default_factory=list)
-    used: set[tuple[int, int]] = field(default_factory=set)  # (set, node)
+    used: set[tuple[int, int, str]] = field(default_factory=set)  # (set, node, name)
+    trees: list[list[dict[str, object]]] = field(default_factory=list)  # each a list of leaves
+    own_choices: Tensors = field(default_factory=dict)  # of leaves, by the name they are stored under
     margins: Tensor = field(default_factory=lambda: torch.tensor([math.nan]))
 
     def store(self, index: int, box: Box) -> Box:
@@ -99,28 +101,36 @@ class Proof:
         nodes, keep = derivation.nodes, derivation.keep
         if derivation.pushed:
             self.derivations.append({"nodes": list(nodes), "push": True, "keep": keep})
-            self.used |= {(0, index) for index in nodes if index not in bounds.locals}
+            self._use(0, {index for index in nodes if index not in bounds.locals})
             return
         choices = self.own.get(nodes[0]) if choices is None else choices
         stops = derivation.stops if choices is None else frozenset()
         entry = {"nodes": list(nodes), "choices": choices or 0, "stops": sorted(stops), "keep": keep}
         self.derivations.append(entry)
-        pending = {first_row(bounds.clean_run.program, nodes[0])}
-        while pending:
-            index = max(pending)
-            pending.remove(index)
-            if index in stops or index in bounds.locals:
-                continue
-            self.used.add((choices or 0, index))
-            pending |= set(bounds.nodes[index].followed)
+        self._use(choices or 0, reads(bounds, nodes[0], stops))
+
+    def _use(self, choices: int, nodes: Set[int]) -> None:
+        self.used |= {(choices, n, name) for n in nodes for name in self.sets[choices].get(n, {})}
 
     def tensors(self, number: int) -> Tensors:
         """What is stored, by name."""
         stored = {f"{number}.box.{index}": box for index, box in self.boxes.items()}
-        for choices, index in sorted(self.used):
-            for name, value in self.sets[choices].get(index, {}).items():
-                stored[f"{number}.{choices}.{index}.{name}"] = value
-        return stored
+        for choices, index, name in sorted(self.used):
+            stored[f"{number}.{choices}.{index}.{name}"] = self.sets[choices][index][name]
+        return stored | {f"{number}.{name}": value for name, value in self.own_choices.items()}
+
+
+def reads(bounds: Bounds, node: int, stops: Set[int] = frozenset()) -> set[int]:
+    """The nodes whose linear bounds are read when rows of a node are substituted as far as `stops`."""
+    found: set[int] = set()
+    pending = {first_row(bounds.clean_run.program, node)}
+    while pending:
+        index = max(pending)
+        pending.remove(index)
+        if index not in stops and index not in bounds.locals:
+            found.add(index)
+            pending |= set(bounds.nodes[index].followed)
+    return found
 
 
 def _same(a: Tensors, b: Tensors) -> bool:
@@ -133,8 +143,10 @@ def prove(
     method: Method,
     learned: Mapping[int, Mapping[int, Parameters]],
     room: Room,
-) -> Proof:
+) -> tuple[Proof, Bounds]:
     """Make a proof of one task with numbers that can be stored; its margins may turn out not to be positive.
+
+    Returns the proof, and the bounds over its boxes as they are stored.
 
     Args:
         learned: parameters that the method has learned for the boxes of nodes and, under the last node, for
@@ -160,7 +172,7 @@ def prove(
         )
         if not propagation.linear or root not in bounds.enclosures:  # boxes only, or a walk that has ended
             proof.margins = margins(bounds, propagation)[0]
-            return proof
+            return proof, bounds
         plan = plan_of(clean_run.program, propagation)
         for derivation in plan.derivations.values():
             proof.derive(bounds, derivation)
@@ -176,7 +188,7 @@ def prove(
             last.append(((clean_run.clean[root] + lower)[0], own))
         proof.margins, chosen = max(last, key=lambda found: float(found[0].min().nan_to_num(-math.inf)))
     proof.derive(bounds, plan.margin, None if chosen is None else proof.keep(chosen.chosen))
-    return proof
+    return proof, bounds
 
 
 def _last_choices(

@@ -214,7 +214,8 @@ def certify_to(path: Path, request: Request, report: CertifyReport) -> None:
     x = model.embed(request.text)
     groups = _by_size([task.words for task in report.tasks])
     regions = [LpBall(x, group, request.norm, request.eps) for group in groups]
-    write_certificate(path, model, regions, request.chosen, report.query.label, request.text)
+    label, text = report.query.label, request.text
+    write_certificate(path, model, regions, request.chosen, label, text, request.budget)
 
 
 def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:

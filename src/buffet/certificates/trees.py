@@ -1,0 +1,126 @@
+"""Proofs by branch and bound with numbers that can be stored.
+
+The tree grows on the boxes of a proof as they are stored, so that its leaves prove what the checker will find
+in them: leaves share these boxes, which end at their cuts, and have slopes of their own where they are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from buffet.branching.stems import Cuts, Effort, Ground, Grown, Trunk, clipped
+from buffet.certificates.proof import Proof, Recorder, Tensors, reads
+from buffet.methods import Method
+from buffet.propagation.substitution import Bounds
+from buffet.relaxations.elementwise import SIDES
+from buffet.relaxations.enclosures import Enclosure
+from buffet.relaxations.relaxation import Parameters, Site
+from buffet.relaxations.table import Relaxer, relaxation_of
+
+LEAST = 1e-5
+"""A leaf counts as proven with this margin, more than storing its slopes in float32 takes off."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Relaxes with choices as they are stored."""
+
+    choices: Mapping[int, Tensors]
+
+    def __call__(self, bounds: Bounds, index: int) -> Enclosure:
+        site = Site(bounds, index)
+        stored = self.choices[index].items()
+        choices = {name: v.double().unsqueeze(0) if v.ndim else float(v) for name, v in stored}
+        return relaxation_of(site.node.op).linearise(site, choices)
+
+
+def add_trees(
+    proof: Proof,
+    bounds: Bounds,
+    method: Method,
+    learned: Mapping[int, Mapping[int, Parameters]],
+    effort: Effort,
+) -> bool:
+    """Prove the margins that a proof leaves open, each by a tree, on the boxes that it stores.
+
+    Whether all are proven; the proof has the trees and the margins that they prove then.
+    """
+    root = len(bounds.nodes) - 1
+    ground = Ground(bounds, method.describe(), method.product, learned)
+    eye = torch.eye(len(proof.margins), dtype=torch.float64, device=proof.margins.device)
+    while float(proof.margins.min()) <= LEAST:
+        row = int(proof.margins.argmin())
+        trunk = Trunk(ground, eye[row], learned.get(root, {}), LEAST, anew=False)
+        if not trunk.grow(effort):
+            return False
+        margins = _written(proof, ground, trunk.proven)
+        if not float(margins[row]) > float(proof.margins[row]) or not float(margins[row]) > 0:
+            return False
+        proof.margins = torch.maximum(proof.margins, margins)
+    return True
+
+
+def _written(proof: Proof, ground: Ground, proven: list[Grown]) -> Tensor:
+    """Write a tree into a proof: the margins of all rows that every leaf proves."""
+    leaves: list[dict[str, object]] = []
+    least: list[Tensor] = []
+    root = len(ground.bounds.nodes) - 1
+    used = reads(ground.bounds, root)
+    for grown in proven:
+        with torch.no_grad():
+            stem = ground.within(grown.stem.limits, anew=False)
+            recorder = Recorder(Relaxer(learned=grown.parameters))
+            stem.relaxed(recorder, torch.float64)
+        number = proof.keep(recorder.chosen)
+        shared = proof.sets[number]
+        for cuts, choices in _leaves(grown, shared):
+            name = f"leaf.{len(proof.trees)}.{len(leaves)}"
+            least.append(_margins(ground.bounds, cuts, choices))
+            for index in used & choices.keys():
+                own = {k: v for k, v in choices[index].items() if not torch.equal(v, shared[index][k])}
+                proof.own_choices |= {f"{name}.{number}.{index}.{k}": v for k, v in own.items()}
+                proof.used |= {(number, index, k) for k in choices[index] if k not in own}
+            written = [[node, place, at, "above" if above else "below"] for node, place, at, above in cuts]
+            derivation = {"nodes": [root], "choices": number}
+            leaves.append({"cuts": written, "derivations": [derivation]})
+    proof.trees.append(leaves)
+    return torch.stack(least).amin(0)
+
+
+def _leaves(grown: Grown, shared: Mapping[int, Tensors]) -> Iterator[tuple[Cuts, Mapping[int, Tensors]]]:
+    """The cuts of every leaf of a stem, and its choices."""
+    entries = grown.entries
+    assert entries is not None
+    for leaf in grown.leaves:
+        own = ((*entries.place_of(entry), at, above) for entry, at, above in leaf.path)
+        choices = dict(shared)
+        for place in entries.places:
+            if place.node in shared:
+                slopes = dict(zip(SIDES, leaf.slopes[:, place.part], strict=True))
+                choices[place.node] = {
+                    name: _with(value, place.where, slopes[name])
+                    for name, value in shared[place.node].items()
+                }
+        yield (*grown.stem.cuts, *own), choices
+
+
+def _with(value: Tensor, where: Tensor, slopes: Tensor) -> Tensor:
+    changed = value.clone()
+    changed.view(-1)[where] = slopes.to(changed)
+    return changed
+
+
+def _margins(bounds: Bounds, cuts: Cuts, choices: Mapping[int, Tensors]) -> Tensor:
+    """What a leaf proves of all margins."""
+    limits: dict[tuple[int, int], tuple[float, float]] = {}
+    for node, place, at, above in cuts:
+        low, high = limits.get((node, place), (-torch.inf, torch.inf))
+        limits[node, place] = (max(low, at), high) if above else (low, min(high, at))
+    with torch.no_grad():
+        inside = replace(bounds, boxes=clipped(limits, bounds.boxes), ranges={})
+        fresh = inside.relaxed(Given(choices), torch.float64)
+        return (bounds.clean[-1] + fresh.margin(fresh.locals))[0]
