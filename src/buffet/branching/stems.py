@@ -33,7 +33,7 @@ from buffet.propagation.substitution import Bounds, OutOfTime
 from buffet.propagation.walk import Store, bound_nodes
 from buffet.relaxations.relaxation import Parameters
 from buffet.relaxations.table import Relaxer
-from buffet.system.parallel import side_by_side
+from buffet.system.parallel import side_by_side, threads
 
 FIRST_STEPS = 40
 """Of learning parameters for a row over the whole region,"""
@@ -226,7 +226,11 @@ class Trunk:
             if effort.stems is not None and self.open + len(self.proven) > effort.stems:
                 return False
             stems = [heapq.heappop(self._open)[2] for _ in range(min(workers, len(self._open)))]
-            results = side_by_side(lambda stem: self._grown(stem, effort), stems)
+            if len(stems) > 1:
+                results = side_by_side(lambda stem: self._grown(stem, effort), stems)
+            else:
+                with threads(1):  # operations are too small to be split
+                    results = [self._grown(stems[0], effort)]
             for stem, grown in zip(stems, results, strict=True):
                 if grown is None or not (grown.leaves or grown.halves):
                     self._push(stem)  # out of time, or nothing is left to cut
