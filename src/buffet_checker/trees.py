@@ -71,7 +71,8 @@ def leaf_margins(whole: Claimed, leaf: Leaf, name: str) -> Margins:
         if derivation.nodes != (last,) or derivation.keep:
             raise RejectedError(f"{name}: a leaf derives margins only, and keeps no form")
         inside._derive(derivation)
-    low, strayed = whole.boxes[last][0], whole.boxes[last][0] - whole.escapes[last]
+    low = whole.boxes[last][0]
+    strayed = down(low - whole.escapes[last])
     if last in inside.derived:
         found = inside.derived[last]
         low, strayed = np.maximum(low, found[0]), np.fmax(strayed, found[2])
