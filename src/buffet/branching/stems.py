@@ -30,7 +30,7 @@ from buffet.optimisation.starts import initial_parameters
 from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import Propagation
 from buffet.propagation.substitution import Bounds, OutOfTime
-from buffet.propagation.walk import Store, bound_nodes
+from buffet.propagation.walk import Store, bound_nodes, margins
 from buffet.relaxations.relaxation import Parameters
 from buffet.relaxations.table import Relaxer
 from buffet.system.parallel import side_by_side, threads
@@ -110,11 +110,14 @@ class Ground:
         return self.bounds.clean_run
 
     def within(self, limits: Limits, anew: bool, deadline: float | None = None) -> Bounds:
-        """Bounds of the part of the region within limits: with the same boxes, clipped, or with new ones."""
+        """Bounds of the part of the region within limits: with the same boxes, clipped, or with new ones.
+
+        Where new ones are not to be trusted, as rounding may be too much of them, the same ones are taken.
+        """
         if anew:
             store: Store = lambda index, box: _clipped(limits, index, box)  # noqa: E731
             with torch.no_grad():
-                return bound_nodes(
+                fresh = bound_nodes(
                     self.clean_run,
                     self.bounds.region,
                     Relaxer(self.product),
@@ -125,6 +128,8 @@ class Ground:
                     store=store,
                     deadline=deadline,
                 )
+                if bool(margins(fresh, self.propagation).isfinite().all()):
+                    return fresh
         boxes = clipped(limits, self.bounds.boxes)
         with torch.no_grad():
             fresh = replace(self.bounds, boxes=boxes, ranges={}, deadline=deadline)
