@@ -10,6 +10,7 @@ from typing import Any
 
 from buffet.experiments.rows import Row
 from buffet.report import CertifyReport, ModelInfo, Picture, Query, TaskResult, Token, Versions, together
+from buffet.report.words import FlippedSentence, Ignored, Offer, WordResult, WordsReport
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
 """A sentence that a careless page would run."""
@@ -97,6 +98,46 @@ IMAGE = answer(
     ],
     # Four patches of one red, green, blue and grey pixel.
     picture=Picture(side=2, patch=1, channels=3, pixels="/wAAAP8AAAD/gICA"),
+)
+
+
+def swaps(**changes: object) -> WordsReport:
+    """A report about substitutions, proven unless something else is said."""
+    offers = tuple(Offer(text=t, source="synonyms", tokens=1, unknown=t == "<b>") for t in ("dull", "<b>"))
+    values = {
+        "text": "a <script>alert(1)</script> film",
+        "pair": None,
+        "model": ModelInfo(name="tiny", labels=("negative", "positive"), layers=3, width=8),
+        "method": "buffet",
+        "at_most": 1,
+        "label": 1,
+        "answer": 1,
+        "clean_margin": 2.0,
+        "words": (
+            WordResult(word="a", rows=(1,), substitutes=()),
+            WordResult(word="<script>alert(1)</script>", rows=(2, 3), substitutes=offers),
+            WordResult(word="film", rows=(4,), substitutes=offers[:1] * 9),
+        ),
+        "ignored": (Ignored(word="film", text="films", reason="the same tokens as 'dull'"),),
+        "sentences": 1234,
+        "shapes": 1,
+        "verdict": "certified",
+        "margin": 0.25,
+        "flip": None,
+        "unknown": 0,
+        "seconds": 0.5,
+        "command": "buffet certify --swap film=dull 'a <b> film'",
+        "versions": Versions(buffet="0", torch="1", python="2"),
+    }
+    return WordsReport.model_validate({**values, **changes})
+
+
+FLIPPED = swaps(
+    verdict="falsified",
+    margin=None,
+    flip=FlippedSentence(
+        sentence="a <script>alert(1)</script> dull", changes=(("film", "dull"),), answer=0, margin=-1.5
+    ),
 )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from buffet.experiments.summary import FAIR, GOOD, cells, summarise
-from buffet.report import render_html
+from buffet.report import render_html, render_substitutions
 from buffet.report.sweep import sweep_page
-from reports import AT_EPS, HOSTILE, IMAGE, RADII, answer, row, sweep_rows, task
+from reports import AT_EPS, FLIPPED, HOSTILE, IMAGE, RADII, answer, row, swaps, sweep_rows, task
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 expect = playwright.expect
@@ -60,6 +60,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eps": render_html(AT_EPS),
         "pairs": render_html(answer(task((1, 3), 0.1, 0.2), task((3,), 0.3, 1e3), task((2,), 1e-12, None))),
         "image": render_html(IMAGE),
+        "swaps": render_substitutions(swaps()),
+        "flipped": render_substitutions(FLIPPED),
         "zero": render_html(answer(task((1,), 0.0, None))),
         "long": render_html(long),
         "nothing": sweep_page([row("a", status="failed", reason="worker died", certified=None)]),
@@ -97,7 +99,8 @@ def column(page: playwright.Page, section: str, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["sweep", "certify", "image", "eps", "pairs", "zero", "long", "bare", "nothing"]
+    "name",
+    ["sweep", "certify", "image", "eps", "swaps", "flipped", "pairs", "zero", "long", "bare", "nothing"],
 )
 def test_pages_render_quietly_and_fit_the_window(
     browser: playwright.Browser, files: dict[str, Path], name: str
@@ -116,7 +119,7 @@ def test_pages_render_quietly_and_fit_the_window(
             assert page.evaluate(right) <= width + 1
 
 
-@pytest.mark.parametrize("name", ["sweep", "certify", "image", "eps"])
+@pytest.mark.parametrize("name", ["sweep", "certify", "image", "eps", "swaps"])
 def test_everything_has_a_name_for_those_who_cannot_see_it(
     browser: playwright.Browser, files: dict[str, Path], name: str
 ) -> None:
@@ -306,7 +309,7 @@ READABLE = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", ["sweep", "eps"])
+@pytest.mark.parametrize("name", ["sweep", "eps", "flipped"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_can_be_read(
     browser: playwright.Browser, files: dict[str, Path], name: str, scheme: str
@@ -339,6 +342,22 @@ def test_an_image_is_drawn_patch_by_patch(browser: playwright.Browser, files: di
         page.keyboard.press("ArrowRight")
         assert "(1,1)" in page.inner_text("#tooltip")
         assert texts(page, "#numbers th")[1] == "patch"
+
+
+def test_swaps_are_named_and_those_that_flip_the_answer(
+    browser: playwright.Browser, files: dict[str, Path]
+) -> None:
+    with opened(browser, files["swaps"]) as page:
+        assert "proven for all 1,234 sentences" in page.inner_text(".lede")
+        assert column(page, "numbers", 3) == ["0", "2", "9"]
+        assert column(page, "numbers", 4)[1] == "dull, <b> [UNK]"
+        chips = page.locator(".words .chip")
+        assert chips.count() == 2
+        chips.last.hover()
+        assert "1 more" in page.inner_text("#tooltip")
+    with opened(browser, files["flipped"]) as page:
+        assert "is negative, with margin -1.5" in page.inner_text(".lede")
+        assert texts(page, "section ul li")[0] == "film → dull"
 
 
 def test_brackets_of_a_sentence(browser: playwright.Browser, files: dict[str, Path]) -> None:

@@ -281,7 +281,11 @@ def test_certify_names_what_is_proven_or_the_sentence_that_flips(run: Run, tmp_p
 def test_certify_with_a_file_and_typos(run: Run, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "synonyms.json"
     path.write_text(json.dumps({"plot": ["story", "heart"]}))
-    outcome = certify(run, tiny, "--synonyms", str(path), "--typos", "2", "--at-most", "1")
+    page = tmp_path / "page.html"
+    options = ("--typos", "2", "--at-most", "1", "--html", str(page))
+    outcome = certify(run, tiny, "--synonyms", str(path), *options)
+    assert f"report: {page}" in outcome.out
+    assert "Can exchanging words change" in page.read_text()
     assert "story, heart" in outcome.out
     assert "at most 1 of" in outcome.out
 

@@ -239,7 +239,7 @@ def certify(
     from buffet.cli.request import Request, certify_to, run
     from buffet.cli.substitution import Exchange, answer, print_words
     from buffet.query import checked_budget
-    from buffet.report import render_html
+    from buffet.report import render_html, render_substitutions
     from buffet.system.devices import device_named
 
     request = Request(
@@ -275,13 +275,17 @@ def certify(
     )
     exchange = Exchange(synonyms, tuple(swap or ()), typos, at_most, skip_unknown)
     if exchange.asked:
-        _check_exchange(request, html, certificate)
+        _check_exchange(request, certificate)
+        if html is not None:
+            check_writable(html)
         with progress_bar("certifying"):
             about = answer(request, exchange)
+        if html is not None:
+            write_atomically(html, render_substitutions(about))
         if json:
             print_json(about.model_dump(mode="json"))
         else:
-            print_words(about)
+            print_words(about, html)
         raise typer.Exit(0 if about.verdict == "certified" else 1)
     if at_most is not None or skip_unknown:
         raise BuffetError(
@@ -307,13 +311,12 @@ def certify(
     raise typer.Exit(0 if report.verdict == "certified" else 1)
 
 
-def _check_exchange(request: Request, html: Path | None, certificate: Path | None) -> None:
+def _check_exchange(request: Request, certificate: Path | None) -> None:
     """Refuse what is about balls only."""
     given = {
         "--eps": request.eps,
         "--words": None if request.words == "all" else request.words,
         "--trace": request.trace,
-        "--html": html,
         "--certificate": certificate,
         "--best": request.best or None,
     }

@@ -18,13 +18,10 @@ from buffet.cli.request import Request
 from buffet.engine import Engine
 from buffet.errors import BuffetError, one_line
 from buffet.loading import DEFAULT, ImageModel, load_checkpoint
-from buffet.printing import plural, round_down, round_up
+from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
-from buffet.report.words import FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.report.words import SHOWN, FlippedSentence, Ignored, Offer, WordResult, WordsReport
 from buffet.words import Substitutions, substitutions
-
-SHOWN = 8
-"""Substitutes of a word that are printed; all of them are in the JSON."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def _command(request: Request, exchange: Exchange) -> str:
     return shlex.join(["buffet", "certify", *options, *exchange.options(), *flags, *text])
 
 
-def print_words(report: WordsReport) -> None:
+def print_words(report: WordsReport, html: Path | None) -> None:
     """The answer for people: every word with its substitutes, what is proven or which sentence flips."""
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
@@ -161,6 +158,8 @@ def print_words(report: WordsReport) -> None:
     console.print()
     for line in _summary(report):
         console.print(line, soft_wrap=True)
+    if html is not None:
+        console.print(Text(f"report: {html}"), soft_wrap=True)
 
 
 def _offers(offers: Sequence[Offer]) -> Text:
@@ -175,7 +174,7 @@ def _offers(offers: Sequence[Offer]) -> Text:
 
 def _summary(report: WordsReport) -> Iterator[Text]:
     labels = report.model.labels
-    for note in notes(report):
+    for note in report.notes():
         yield Text(note, "dim")
     if report.answer != report.label:
         wrong = f"{report.model.name} answers {labels[report.answer]}, not {labels[report.label]}"
@@ -187,33 +186,7 @@ def _summary(report: WordsReport) -> Iterator[Text]:
         yield Text(f"{changes}: {labels[report.flip.answer]}, margin {round_up(report.flip.margin)}")
     else:
         yield Text.assemble((report.headline, style))
-    words = sum(bool(word.substitutes) for word in report.words)
-    many = f"at most {report.at_most} of {words} {plural(words, 'word')} exchanged"
     yield Text(
         f"{report.model.name} · {report.verdict} · {labels[report.label]} (margin"
-        f" {round_down(report.clean_margin)}) · {report.sentences:,} {plural(report.sentences, 'sentence')},"
-        f" {many} · {report.seconds:.2f} s"
+        f" {round_down(report.clean_margin)}) · {report.scope} · {report.seconds:.2f} s"
     )
-
-
-def notes(report: WordsReport) -> Iterator[str]:
-    """What has to be said about the substitutes: which are unknown, of several tokens, or ignored."""
-    offers = [(word, offer) for word in report.words for offer in word.substitutes]
-    unknown = [offer.text for _, offer in offers if offer.unknown]
-    if unknown:
-        yield f"{len(unknown)} not in the vocabulary, which the model reads as unknown: {_named(unknown)}"
-    several = [o.text for w, o in offers if not o.tokens == len(w.rows) == 1]
-    if several:
-        yield f"{len(several)} of several tokens, gone through in {report.shapes:,} shapes: {_named(several)}"
-    for reason in dict.fromkeys(_kind(one.reason) for one in report.ignored):
-        some = [one.text for one in report.ignored if _kind(one.reason) == reason]
-        yield f"{len(some)} left out ({reason}): {_named(some)}"
-
-
-def _kind(reason: str) -> str:
-    return "the same tokens as another, counted once" if reason.startswith("the same") else reason
-
-
-def _named(texts: Sequence[str]) -> str:
-    shown = ", ".join(texts[:SHOWN])
-    return f"{shown}, …" if len(texts) > SHOWN else shown

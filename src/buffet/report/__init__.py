@@ -1,7 +1,7 @@
 """What people look at: the answer of `buffet certify` and the pages about it and about sweeps.
 
 `answer` is what was found about one sentence, `scale` its colours, `page` makes one self-contained document
-of a template, data and the components in ``assets``; `certify` and `sweep` are the two pages made so.
+of a template, data and the components in ``assets``; `certify`, `substitutions` and `sweep` are the pages.
 """
 
 from buffet.report.answer import (
@@ -19,6 +19,7 @@ from buffet.report.answer import (
 )
 from buffet.report.certify import render_html
 from buffet.report.scale import RAMP
+from buffet.report.substitutions import render_substitutions
 from buffet.verdicts import Verdict, together
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Verdict",
     "Versions",
     "render_html",
+    "render_substitutions",
     "shades",
     "shown",
     "together",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from buffet.printing import round_down, round_up
+from buffet.printing import plural, round_down, round_up
 from buffet.report.answer import Frozen, ModelInfo, Versions
 from buffet.verdicts import Verdict
+
+SHOWN = 8
+"""Words that are named in a line; all of them are in the JSON."""
 
 
 class Offer(Frozen):
@@ -80,3 +84,36 @@ class WordsReport(Frozen):
         return (
             f"unknown for {self.unknown:,} of {count} sentences: give it more time, or exchange fewer words"
         )
+
+    @property
+    def exchangeable(self) -> int:
+        """How many words have substitutes."""
+        return sum(bool(word.substitutes) for word in self.words)
+
+    @property
+    def scope(self) -> str:
+        """What was asked about, in numbers."""
+        many, words = f"{self.sentences:,} {plural(self.sentences, 'sentence')}", self.exchangeable
+        return f"{many}, at most {self.at_most} of {words} {plural(words, 'word')} exchanged"
+
+    def notes(self) -> Iterator[str]:
+        """What has to be said about the substitutes: which are unknown, of several tokens, or ignored."""
+        offers = [(word, offer) for word in self.words for offer in word.substitutes]
+        unknown = [offer.text for _, offer in offers if offer.unknown]
+        if unknown:
+            yield f"{len(unknown)} not in the vocabulary, which the model reads as unknown: {_named(unknown)}"
+        several = [o.text for w, o in offers if not o.tokens == len(w.rows) == 1]
+        if several:
+            yield f"{len(several)} of several tokens, in {self.shapes:,} shapes: {_named(several)}"
+        for reason in dict.fromkeys(_kind(one.reason) for one in self.ignored):
+            some = [one.text for one in self.ignored if _kind(one.reason) == reason]
+            yield f"{len(some)} left out ({reason}): {_named(some)}"
+
+
+def _kind(reason: str) -> str:
+    return "the same tokens as another, counted once" if reason.startswith("the same") else reason
+
+
+def _named(texts: Sequence[str]) -> str:
+    shown = ", ".join(texts[:SHOWN])
+    return f"{shown}, …" if len(texts) > SHOWN else shown
