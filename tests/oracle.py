@@ -24,7 +24,7 @@ Array = np.ndarray
 Weights = Mapping[str, Array]
 Config = Mapping[str, Any]  # layers, heads, pooling
 Line = tuple[float, float]  # slope, intercept
-Mode = Literal["baf", "backward"]
+Mode = Literal["baf", "published", "backward"]
 
 HOPELESS = 1e12
 
@@ -140,6 +140,9 @@ class Node:
     bias: Array | None = None
     picks: tuple[list[int], ...] = ()
     attention: bool = False  # BaF keeps a forward form of this value
+    mixed: bool = (
+        False  # it is what attention returns: the published code makes a number of it when it is read
+    )
 
 
 @dataclass
@@ -179,11 +182,13 @@ class Network:
         ix, iy = [p[0] for p in picks], [p[1] for p in picks]
         return self.add(Node("product", (x, y), picks=(ix, iy), attention=True))
 
-    def sums(self, parent: int, groups: list[int], count: int, scale: float = 1.0) -> int:
+    def sums(
+        self, parent: int, groups: list[int], count: int, scale: float = 1.0, mixed: bool = False
+    ) -> int:
         """Entry g of the result is the scaled sum of the parent's entries of group g."""
         matrix = np.zeros((count, len(groups)))
         matrix[groups, range(len(groups))] = scale
-        return self.affine(parent, matrix, attention=True)
+        return self.add(Node("affine", (parent,), (matrix,), np.zeros(count), attention=True, mixed=mixed))
 
     def attention(self, x: int, heads: int, projections: list[tuple[Array, Array]]) -> int:
         """Σ_j softmax_j(q_i·k_j / √d) v_j, softmax as exp, sum, reciprocal, product."""
@@ -206,7 +211,7 @@ class Network:
         inverse = self.function("reciprocal", total, attention=True)
         probs = self.products(exps, inverse, [(pair(i, h, j), i * heads + h) for i, h, j in pairs])
         pv = self.products(probs, v, [(pair(i, h, j), row(j, h, c)) for i, h, j, c in terms])
-        return self.sums(pv, [row(i, h, c) for i, h, _, c in terms], n * w)
+        return self.sums(pv, [row(i, h, c) for i, h, _, c in terms], n * w, mixed=True)
 
     def values(self, x: Array) -> list[Array]:
         """The value of every node at the flat input `x`."""
@@ -281,6 +286,8 @@ class Bounds:
 
     mode ``backward``: every form is obtained by substitution down to the input.
     mode ``baf``: the values inside attention keep their forms, and substitution stops at them.
+    mode ``published``: the same, as Shi et al. have it in their code: what is read of the values that
+    attention returns becomes a number on its own, so only residual connections carry linear terms further up.
     """
 
     net: Network
@@ -296,7 +303,7 @@ class Bounds:
         for index, node in enumerate(nodes):
             if index > 0:
                 self.relations[index] = self.relation(node)
-            keep = self.mode == "baf" and node.attention
+            keep = self.mode != "backward" and node.attention
             if not keep and index not in read:
                 continue  # nobody asks for its box
             eye = np.eye(self.size(index))
@@ -342,8 +349,10 @@ class Bounds:
                 result = result + C
             elif index in self.forms:
                 (A_lower, b_lower), (A_upper, b_upper) = self.forms[index]
-                result = result + positive @ A_lower + negative @ A_upper
-                bias = bias + positive @ b_lower + negative @ b_upper
+                A, b = positive @ A_lower + negative @ A_upper, positive @ b_lower + negative @ b_upper
+                if self.mode == "published" and self.net.nodes[index].mixed:
+                    A, b = np.zeros_like(A), self.ball.minimum(A, b)
+                result, bias = result + A, bias + b
             else:
                 (lower, b_lower), (upper, b_upper) = self.relations[index]
                 bias = bias + positive @ b_lower + negative @ b_upper

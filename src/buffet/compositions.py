@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from buffet.errors import BuffetError
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "propagation": ("interval", "forward", "baf", "baf+backward", "backward"),
+    "propagation": ("interval", "forward", "baf", "baf-published", "baf+backward", "backward"),
     "product": ("zero", "dual", "middle", "rule"),
     "softmax": ("decomposed", "lse", "differences"),
     "optimise": ("none", "final", "all", "tuned"),
@@ -69,6 +69,18 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "lse": Composition(softmax="lse", summary="baseline with log-sum-exp bounds of softmax"),
     "lse+r-buffet": Composition(softmax="lse", product="rule", summary="both: lse and r-buffet"),
     "lse+o-buffet": Composition(softmax="lse", optimise="all", summary="both: lse and o-buffet"),
+    "crown-baf": Composition(
+        "baf-published",
+        summary="CROWN-BaF as published: attention and residual become numbers apart; a reference",
+    ),
+    "crown-baf+r": Composition(
+        "baf-published",
+        product="rule",
+        summary="crown-baf with α by r-BuFFeT's rule; to compare with the paper",
+    ),
+    "crown-baf+o": Composition(
+        "baf-published", optimise="all", summary="crown-baf with every α learned, as o-BuFFeT in the paper"
+    ),
     "backward": Composition(
         "backward", summary="full backward substitution of every intermediate: tight, slower"
     ),

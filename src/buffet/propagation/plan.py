@@ -32,6 +32,7 @@ class Propagation:
     everywhere: bool = False  # whether interval arithmetic is done for every node
     to_input: bool = False  # whether margins are substituted down to the input, past forms that are kept
     window: int | None = None  # keep one form per layer, used this many attention layers further up
+    apart: bool = False  # whether every kept form counts alone: what rows read of it is a number at once
 
     @property
     def fully_backward(self) -> bool:
@@ -47,6 +48,7 @@ PROPAGATIONS: Mapping[str, Propagation] = {
     "interval": Propagation(linear=False, everywhere=True),
     "forward": Propagation(all_nodes, everywhere=True),
     "baf": Propagation(attention_nodes),
+    "baf-published": Propagation(attention_nodes, apart=True),
     "baf+backward": Propagation(attention_nodes, to_input=True),
     "backward": Propagation(to_input=True),
 }
@@ -78,10 +80,12 @@ class Plan:
 
 def plan_of(program: Program, propagation: Propagation) -> Plan:
     """The plan of a walk."""
-    local, needed, kept = local_nodes(program), needed_boxes(program), propagation.kept(program)
+    local, kept = local_nodes(program), propagation.kept(program)
+    boxed = frozenset(range(len(program.nodes))) if propagation.everywhere else boxed_nodes(program)
+    if propagation.apart:  # boxes of nodes that keep forms are those of the forms
+        boxed -= kept | {len(program.nodes) - 1}
+    needed = needed_boxes(program, boxed)
     groups = together(program, needed | kept)
-    everywhere = propagation.everywhere
-    boxed = frozenset(range(len(program.nodes))) if everywhere else boxed_nodes(program)
     derivations: dict[int, Derivation] = {}
     done: set[int] = set()
     forms: set[int] = set()
@@ -107,13 +111,15 @@ def plan_of(program: Program, propagation: Propagation) -> Plan:
     return Plan(boxed, needed, kept, local, derivations, margin)
 
 
-def needed_boxes(program: Program) -> frozenset[int]:
+def needed_boxes(program: Program, boxed: frozenset[int] | None = None) -> frozenset[int]:
     """Nodes read by a nonlinearity whose boxes linear bounds can tighten.
 
-    The box of an elementwise function of a bounded node is already exact.
+    The box of an elementwise function of a bounded node is already exact, if interval arithmetic gives it one
+    (`boxed`; None: all nodes).
     """
     read = {i for n in program.nodes if not n.op.linear for i in n.inputs}
-    return frozenset(i for i in read if not program.nodes[i].op.exact_box)
+    exact = {i for i in read if program.nodes[i].op.exact_box and (boxed is None or i in boxed)}
+    return frozenset(read - exact)
 
 
 def boxed_nodes(program: Program) -> frozenset[int]:

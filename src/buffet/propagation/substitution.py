@@ -67,6 +67,7 @@ class Bounds:
     chunk_bytes: int
     errors: Errors  # of rounding, in the precision of the rows
     deadline: float | None = None  # on the clock of `time.perf_counter`; `OutOfTime` is raised after it
+    apart: bool = False  # whether what rows read of a kept form is a number from there on
     boxes: dict[int, Box] = field(default_factory=dict)
     widths: dict[int, float] = field(default_factory=dict)  # of the widest entry of a tightened box, or NaN
     enclosures: dict[int, Enclosure] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class Bounds:
         dtype: torch.dtype,
         chunk_bytes: int,
         deadline: float | None = None,
+        apart: bool = False,
     ) -> Bounds:
         """Nothing is known yet."""
         boxes: dict[int, Box] = {}
@@ -92,7 +94,7 @@ class Bounds:
         unit = clean_run.rounding(dtype)
         exact, tiny = clean_run.rounding(torch.float64), torch.finfo(dtype).tiny
         errors = Errors(reaches, clean_run.residuals, unit, exact, unit, tiny)
-        return Bounds(clean_run, region, relax, dtype, chunk_bytes, errors, deadline, boxes)
+        return Bounds(clean_run, region, relax, dtype, chunk_bytes, errors, deadline, apart, boxes)
 
     @property
     def _unit(self) -> float:
@@ -213,6 +215,9 @@ class Bounds:
                 size = self.errors.kept * self.size_of(index, stop).to(self.dtype)
                 error = rows.like(rows.coefs.abs()).contract(size)
             constant = -error if constant is None else constant - error
+            if self.apart:
+                number = self.concretise(coefs.movedim(-1, 1), constant)
+                return torch.zeros_like(coefs), number.to(coefs)
         return coefs, constant
 
     def pushed(self, index: int, forms: Mapping[int, Form]) -> Form:

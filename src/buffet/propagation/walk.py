@@ -8,6 +8,7 @@ only says which nodes keep forms (`plan`):
     interval   boxes only
     forward    every node
     baf        the nodes of attention; everything per token is substituted backwards
+               (`baf-published`: and what is read of one is a number from there on)
     backward   none (with a window: one per layer, used when it lies that many attention layers back)
 """
 
@@ -61,7 +62,7 @@ def bound_nodes(
     are taken, which need something to flow through.
     """
     plan = plan_of(clean_run.program, propagation)
-    bounds = Bounds.start(clean_run, region, relax, dtype, chunk_bytes, deadline)
+    bounds = Bounds.start(clean_run, region, relax, dtype, chunk_bytes, deadline, propagation.apart)
     tight: dict[int, Box] = {}
     may_end, limit = not torch.is_grad_enabled(), _widest(dtype)
     for index, node in enumerate(clean_run.program.nodes):
