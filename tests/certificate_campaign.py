@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 import buffet
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.lab.random_models import _tensor
 from buffet.loading.tokenizer import word_level
 from buffet.optimisation.starts import initial_parameters
@@ -152,7 +152,9 @@ def run(task: Task, tally: Tally, per_task: int, rng: np.random.Generator, measu
     """Certify a task, check that, and check corrupted copies."""
     tally.tasks += 1
     try:
-        certificate, content, checkpoint = certify(task.model, [task.region], task.method, text=task.text)
+        certificate, content, checkpoint = certify(
+            task.model, [Question.of(task.model, task.region)], task.method, text=task.text
+        )
     except buffet.BuffetError as error:
         tally.misses.append(f"not written: {error}")
         return

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import buffet
-from buffet.certificates.certificate import certify, described_in, kinds
+from buffet.certificates.certificate import Question, certify, described_in, kinds
 from buffet.lab.random_models import model_of
 from buffet.lab.soundness.campaign import known_methods
 from buffet.lab.soundness.cases import Case
@@ -186,7 +186,7 @@ def honest(at: Situation, dice: Dice) -> bytes | None:
     """What the engine writes, if it proves anything."""
     method = known_methods()[dice.pick(HONEST)]
     try:
-        return certify(at.model, [at.case.region], method, at.case.label)[1]
+        return certify(at.model, [Question.of(at.model, at.case.region, at.case.label)], method)[1]
     except buffet.BuffetError:
         return None
 

@@ -22,12 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import buffet
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.methods import method_named
 from buffet_checker.balls import Array
 from buffet_checker.check import Result, judge
 from buffet_checker.errors import BadInputError
-from buffet_checker.network import Checkpoint, Node
+from buffet_checker.graph import Node
+from buffet_checker.network import Checkpoint
 from buffet_checker.substitution import Claimed
 from certificate_campaign import write_variant
 from corruptions import Opened
@@ -242,7 +243,9 @@ def base(name: str) -> Base:
         model = buffet.load(directory, check=False)
         if recipe.lead:
             model = _leading(directory, model, recipe.lead)
-        _, content, checkpoint = certify(model, [recipe.region(model.embed("a film"))], recipe.method)
+        _, content, checkpoint = certify(
+            model, [Question.of(model, recipe.region(model.embed("a film")))], recipe.method
+        )
     opened = Opened.of(content)
     recipe.change(opened, np.random.default_rng(0))
     if name.startswith("cells"):

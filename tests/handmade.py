@@ -17,7 +17,8 @@ from safetensors.numpy import save
 
 from buffet_checker.certificate import read_certificate, region_of
 from buffet_checker.check import Result, judge
-from buffet_checker.network import Checkpoint, Node, build
+from buffet_checker.graph import Node
+from buffet_checker.network import Checkpoint, build
 from buffet_checker.storage import sha256
 from buffet_checker.substitution import Claimed
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import buffet
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.lab.random_models import random_model
 from buffet.lab.soundness.cases import Case, random_case, random_config
 from buffet.lab.soundness.dice import Dice
@@ -90,7 +90,7 @@ def radii() -> Iterator[tuple[str, list[float]]]:
         for name, method in METHODS.items():
             if name not in ("interval", "forward", "o-backward"):
                 one = region.select([0]).with_eps(0.3 * largest)
-                _, content, _ = certify(model, [one], method, text=text)
+                _, content, _ = certify(model, [Question.of(model, one)], method, text=text)
                 yield f"certificate {text} L{p} {name}", [_fingerprint(content)]
 
 

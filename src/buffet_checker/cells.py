@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from buffet_checker.arrays import Tensors
 from buffet_checker.balls import Array
-from buffet_checker.certificate import Claim, Tensors, cell_ends, picked, region_of
+from buffet_checker.certificate import Claim, cell_ends, picked, region_of
 from buffet_checker.errors import RejectedError
 from buffet_checker.regions import Candidates
 

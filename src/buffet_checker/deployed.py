@@ -18,8 +18,8 @@ import numpy as np
 
 from buffet_checker.balls import Array
 from buffet_checker.functions import FUNCTIONS
+from buffet_checker.graph import Node
 from buffet_checker.intervals import Box, differences, ends, magnitude
-from buffet_checker.network import Node
 from buffet_checker.pieces import LinesPiece, Piece
 from buffet_checker.wholes import WholePiece
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from buffet_checker.balls import TINY, Array, Ball, down, gamma, up
 from buffet_checker.functions import FUNCTIONS
-from buffet_checker.network import Node
+from buffet_checker.graph import Node
 
 Box = tuple[Array, Array]
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from buffet_checker.arrays import Tensors
 from buffet_checker.balls import TINY, Array, gamma
-from buffet_checker.certificate import Claim, Tensors
+from buffet_checker.certificate import Claim
 from buffet_checker.deployed import strain
 from buffet_checker.errors import RejectedError
 from buffet_checker.functions import FUNCTIONS
+from buffet_checker.graph import Node
 from buffet_checker.intervals import Box, ends, magnitude
-from buffet_checker.network import Node
 from buffet_checker.pieces import (
     AffinePiece,
     CenterPiece,

@@ -1,29 +1,23 @@
-"""The network of a checkpoint as a numbered list of operations, built from its files alone.
+"""The network of a checkpoint, built from its files alone.
 
-Values are matrices of tokens × features; features of a head-wise value are laid out head by head. The
-numbering is part of the certificate's schema: nodes are numbered in the order in which `build` adds them, and
-the certificate's ``graph`` says how softmax is written:
-
-    plain         softmax
-    decomposed    exp(s − ŝ_max), its sum, the reciprocal of that, and their product; ŝ_max is the largest
-                  score of a query and head in the reference run
-    differences   softmax, preceded by the differences s_k − s_j (j < k) of the scores of each query and head
+The numbering of its nodes is part of the certificate's schema: they are numbered in the order in which
+`_Encoder` adds them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from buffet_checker.balls import Array, Ball
-from buffet_checker.errors import BadInputError
-from buffet_checker.functions import FUNCTIONS
-from buffet_checker.pieces import Terms
+from buffet_checker.balls import Array
+from buffet_checker.errors import BadInputError, RejectedError
+from buffet_checker.graph import Builder, Node
+from buffet_checker.properties import Goal, finish
 from buffet_checker.storage import LARGEST_FILE, LARGEST_TEXT, Stored, parse, parse_json, read_bytes, sha256
 
 ACTIVATIONS = {
@@ -33,7 +27,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "tanh": "tanh",
 }
-GRAPHS = ("plain", "decomposed", "differences")
 FIXED: dict[str, tuple[object, ...]] = {
     "model_type": ("bert",),
     "position_embedding_type": ("absolute", None),
@@ -66,27 +59,6 @@ POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
 @dataclass(frozen=True)
-class Node:
-    """An operation and the earlier nodes it reads; `name` says where in the network it is."""
-
-    kind: str
-    inputs: tuple[int, ...]
-    name: str
-    weight: Array = field(default_factory=lambda: np.zeros(0))  # of affine and diagonal nodes
-    bias: Array = field(default_factory=lambda: np.zeros(0))  # of these and of offsets
-    function: str = ""
-    heads: int = 1
-    scale: float = 1.0
-    least: float = -math.inf  # no entry is ever below this
-    sizes: tuple[Array, Array] | None = None  # of weight and bias as deployed, where these are differences
-
-    @property
-    def terms(self) -> Terms:
-        """How the products that it sums are laid out."""
-        return Terms("rescale" if self.kind == "normalise" else self.kind, self.heads)
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """The configuration and float64 copies of the weights of a directory, with the hashes of its files."""
 
@@ -94,6 +66,10 @@ class Checkpoint:
     tensors: Mapping[str, Array]
     hashes: Mapping[str, str]
     directory: Path
+
+    @property
+    def where(self) -> str:
+        return str(self.directory)
 
     @property
     def width(self) -> int:
@@ -105,9 +81,38 @@ class Checkpoint:
         """No sentence has more rows."""
         return len(self.tensors[POSITIONS])
 
+    def shape(self, tokens: int) -> tuple[int, int]:
+        """Of so many rows."""
+        if tokens > self.longest:
+            raise RejectedError(f"center has {tokens} rows, the model takes at most {self.longest}")
+        return max(tokens, 1), self.width
+
     @property
     def classes(self) -> int:
         return len(self.tensors["classifier.bias"])
+
+    def written(self, rows: Array, graph: str) -> tuple[Builder, int, Array, Array]:
+        """The network from embedding rows to what the classifier reads, and the classifier."""
+        config, net = self.config, _Encoder(self, rows, graph)
+        x, width = 0, config["hidden_size"]
+        if config["embedding_norm"]:
+            x = net.norm(x, "bert.embeddings.LayerNorm", "embedding norm")
+        if rows.shape[1] != width:
+            x = net.dense(x, "bert.embeddings_project", width, "embedding projection")
+        for layer in range(config["num_hidden_layers"]):
+            last = layer == config["num_hidden_layers"] - 1
+            x = net.block(x, layer, last and config["pooling"] == "cls")
+        ends = config.get("final_norm")
+        if config["norm_position"] == "pre" if ends is None else ends:
+            x = net.norm(x, "bert.encoder.LayerNorm", "final norm")
+        if config["pooling"] == "mean":
+            x = net.add("mean", "mean pooling", x)
+        head = config.get("head_act") or ("tanh" if config["pooling"] == "cls" else "none")
+        if head != "none":
+            dense = net.dense(x, "bert.pooler.dense", width, "head")
+            x = net.add("apply", "head activation", dense, function=head)
+        weight = net.tensor("classifier.weight", (self.classes, width))
+        return net, x, weight, net.tensor("classifier.bias", (self.classes,))
 
     def class_name(self, number: int) -> str:
         """What config.json calls a class."""
@@ -181,19 +186,12 @@ def _check_labels(names: Any, classes: int, where: str) -> None:
         raise BadInputError(f"{where}: id2label holds something else than texts")
 
 
-class Builder:
-    """Adds nodes, and keeps the reference value of each: the float64 run on the unmoved rows."""
+class _Encoder(Builder):
+    """Writes the network of a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, rows: Array, graph: str) -> None:
-        self.checkpoint, self.graph = checkpoint, graph
-        self.nodes: list[Node] = [Node("input", (), "input")]
-        self.values: list[Array] = [rows]
-
-    def add(self, kind: str, name: str, *inputs: int, **fields: Any) -> int:
-        node = Node(kind, inputs, name, **fields)
-        self.nodes.append(node)
-        self.values.append(evaluate(node, [self.values[i] for i in inputs]))
-        return len(self.nodes) - 1
+        super().__init__(rows, graph)
+        self.checkpoint = checkpoint
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Array:
         value = self.checkpoint.tensors.get(name)
@@ -219,26 +217,6 @@ class Builder:
             y = self.add("rescale", f"{name}, normalised", y, inverse)
         weight, bias = (self.tensor(f"{prefix}.{part}", (width,)) for part in ("weight", "bias"))
         return self.add("diagonal", name, y, weight=weight, bias=bias)
-
-    def softmax(self, scores: int, heads: int, name: str) -> int:
-        value = self.values[scores].reshape(len(self.values[scores]), heads, -1)
-        keys = value.shape[2]
-        if self.graph == "decomposed":
-            peak = np.broadcast_to(value.max(-1, keepdims=True), value.shape).reshape(len(value), -1)
-            sums = np.kron(np.eye(heads), np.ones(keys))
-            shifted = self.add("offset", f"{name} scores, shifted", scores, bias=-peak)
-            e = self.add("apply", f"{name} exp", shifted, function="exp")
-            total = self.add("affine", f"{name} sum", e, weight=sums, bias=np.zeros(heads))
-            inverse = self.add("apply", f"{name} reciprocal", total, function="reciprocal")
-            return self.add("normalise", f"{name} weights", e, inverse, heads=heads)
-        if self.graph == "differences" and keys > 1:
-            first, second = np.triu_indices(keys, 1)
-            eye = np.eye(keys)
-            matrix = np.kron(np.eye(heads), eye[second] - eye[first])
-            bias = np.zeros(len(matrix))
-            apart = self.add("affine", f"{name} differences", scores, weight=matrix, bias=bias)
-            return self.add("softmax", f"{name} weights", scores, apart, heads=heads)
-        return self.add("softmax", f"{name} weights", scores, heads=heads)
 
     def block(self, x: int, layer: int, first_only: bool) -> int:
         config = self.checkpoint.config
@@ -275,68 +253,18 @@ class Builder:
         return self.norm(x, output_norm, f"{name} output norm") if post else x
 
 
-def build(checkpoint: Checkpoint, rows: Array, label: int, graph: str) -> tuple[list[Node], list[Array]]:
-    """The network from embedding rows to ``logit[label] − logit[other]``, and its reference values."""
-    config, net = checkpoint.config, Builder(checkpoint, rows, graph)
-    x, width = 0, config["hidden_size"]
-    if config["embedding_norm"]:
-        x = net.norm(x, "bert.embeddings.LayerNorm", "embedding norm")
-    if rows.shape[1] != width:
-        x = net.dense(x, "bert.embeddings_project", width, "embedding projection")
-    for layer in range(config["num_hidden_layers"]):
-        last = layer == config["num_hidden_layers"] - 1
-        x = net.block(x, layer, last and config["pooling"] == "cls")
-    ends = config.get("final_norm")
-    if config["norm_position"] == "pre" if ends is None else ends:
-        x = net.norm(x, "bert.encoder.LayerNorm", "final norm")
-    if config["pooling"] == "mean":
-        x = net.add("mean", "mean pooling", x)
-    head = config.get("head_act") or ("tanh" if config["pooling"] == "cls" else "none")
-    if head != "none":
-        x = net.add(
-            "apply", "head activation", net.dense(x, "bert.pooler.dense", width, "head"), function=head
-        )
-    weight = net.tensor("classifier.weight", (checkpoint.classes, width))
-    bias = net.tensor("classifier.bias", (checkpoint.classes,))
-    others = [c for c in range(checkpoint.classes) if c != label]
-    sizes = np.abs(weight[label]) + np.abs(weight[others]), np.abs(bias[label]) + np.abs(bias[others])
-    lead, gap = weight[label] - weight[others], bias[label] - bias[others]
-    net.add("affine", "margin", x, weight=lead, bias=gap, sizes=sizes)
+class Network(Protocol):
+    """Something that can be written down node by node."""
+
+    def shape(self, tokens: int) -> tuple[int, int]:
+        """Of the rows of an input that has so many; a `RejectedError` where there can be none."""
+
+    def written(self, rows: Array, graph: str) -> tuple[Builder, int, Array, Array]:
+        """All nodes but the last, from embedding rows; which one that reads, its weight and its bias."""
+
+
+def build(network: Network, rows: Array, goal: Goal, graph: str) -> tuple[list[Node], list[Array]]:
+    """The network from embedding rows to the margins of a goal, and its reference values."""
+    net, x, weight, bias = network.written(rows, graph)
+    finish(net, x, weight, bias, goal)
     return net.nodes, net.values
-
-
-def evaluate(node: Node, inputs: list[Array]) -> Array:
-    """The value of an operation, in float64; `intervals.residual` bounds how far it is from the exact one."""
-    x = inputs[0]
-    match node.kind:
-        case "affine":
-            return x @ node.weight.T + node.bias
-        case "diagonal":
-            return x * node.weight + node.bias
-        case "center":
-            return x - x.mean(-1, keepdims=True)
-        case "add":
-            return x + inputs[1]
-        case "offset":
-            return x + node.bias
-        case "first":
-            return x[:1]
-        case "mean":
-            return x.mean(0, keepdims=True)
-        case "apply":
-            return FUNCTIONS[node.function].value(Ball.exact(x)).mid
-        case "softmax":
-            s = x.reshape(len(x), node.heads, -1)
-            e = np.exp(s - s.max(-1, keepdims=True))
-            return (e / e.sum(-1, keepdims=True)).reshape(x.shape)
-        case "scores":
-            q, k = (v.reshape(len(v), node.heads, -1) for v in inputs)
-            mixed = np.matmul(q.transpose(1, 0, 2), k.transpose(1, 2, 0))
-            return node.scale * mixed.transpose(1, 0, 2).reshape(len(q), -1)
-        case "mix":
-            p, v = (value.reshape(len(value), node.heads, -1) for value in inputs)
-            mixed = np.matmul(p.transpose(1, 0, 2), v.transpose(1, 0, 2))
-            return mixed.transpose(1, 0, 2).reshape(len(p), -1)
-        case _:
-            parts = x.reshape(len(x), node.heads, -1)
-            return (parts * inputs[1][:, :, None]).reshape(x.shape)

@@ -7,7 +7,7 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR
 
 from buffet_checker.check import Proof, Result, Subject
-from buffet_checker.wording import printable, quoted, rounded, statement
+from buffet_checker.wording import LISTED, printable, quoted, rounded, statement
 
 
 def as_lines(result: Result) -> list[str]:
@@ -15,9 +15,10 @@ def as_lines(result: Result) -> list[str]:
         return [f"rejected: {printable(result.reason)}"]
     subject = result.subject
     count = f"{len(result.proofs)} claim{'s' if len(result.proofs) != 1 else ''}"
+    about = "properties" if subject.label is None else f"label {subject.label} {quoted(str(subject.answer))}"
     lines = [
-        f"accepted · label {subject.label} {quoted(subject.answer)} · {count} · {result.seconds:.2f} s",
-        f"model sha256:{subject.model} · {', '.join(sorted(subject.files))}",
+        f"accepted · {about} · {count} · {result.seconds:.2f} s",
+        _model(subject),
         _sentence(subject),
     ]
     for proof in result.proofs:
@@ -25,11 +26,30 @@ def as_lines(result: Result) -> list[str]:
         least = min(zip(proof.margins, proof.slacks, strict=True), key=lambda pair: pair[0] - pair[1])
         holds = "holds in float32 too" if proof.deployed else "float32 is not covered: the slack is larger"
         margin, slack = rounded(min(proof.margins), ROUND_FLOOR), rounded(least[1], ROUND_CEILING)
+        if subject.program is not None:
+            slack, holds = "not derived", "float32 is not covered"
         parts = f" · {proof.cells} cells" if proof.cells > 1 else ""
         parts += f" · {proof.leaves} leaves" if proof.leaves else ""
+        if len(proof.moved) > LISTED:
+            rows = f"{proof.moved[0]}+…+{proof.moved[-1]}, {len(proof.moved)} of them"
         lines.append(f"row {rows} · {_region(proof)}{parts} · margin {margin} · slack {slack} · {holds}")
         lines.append(statement(subject, proof))
     return lines
+
+
+def _model(subject: Subject) -> str:
+    program = subject.program
+    if program is None:
+        return f"model sha256:{subject.model} · {', '.join(sorted(subject.files))}"
+    many = f"stored here: {len(program.steps)} operations, {program.inputs} inputs, {program.outputs} outputs"
+    found = subject.agreement
+    near = (
+        "agreement not measured"
+        if found is None
+        else f"outputs of the file differ by at most {rounded(found.difference, ROUND_CEILING)} at "
+        f"{found.points} points"
+    )
+    return f"onnx sha256:{subject.files['onnx']} · {many} · {near}"
 
 
 def as_json(result: Result) -> str:
@@ -41,6 +61,7 @@ def as_json(result: Result) -> str:
         "label": result.label,
         "answer": subject and subject.answer,
         "model": subject and {"sha256": subject.model, "files": dict(subject.files)},
+        "network": subject and _network(subject),
         "certificate": subject and subject.certificate,
         "rows": subject and subject.rows,
         "sentence": subject and _named(subject),
@@ -48,6 +69,16 @@ def as_json(result: Result) -> str:
         "seconds": result.seconds,
     }
     return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _network(subject: Subject) -> dict[str, object] | None:
+    """What is stored instead of read from the model's files."""
+    program, found = subject.program, subject.agreement
+    if program is None:
+        return None
+    measured = found and {"difference": found.difference, "points": found.points}
+    sizes = {"operations": len(program.steps), "inputs": program.inputs, "outputs": program.outputs}
+    return {**sizes, "agreement": measured}
 
 
 def _claim(subject: Subject, proof: Proof) -> dict[str, object]:
@@ -60,6 +91,7 @@ def _claim(subject: Subject, proof: Proof) -> dict[str, object]:
         "region": proof.region.facts(),
         "substitutes": proof.substitutes
         and [{"ids": list(ids), "tokens": _spelled(subject, list(ids))} for ids in proof.substitutes],
+        "property": proof.asked and list(proof.asked.texts),
         "cells": proof.cells,
         "leaves": proof.leaves,
         "margins": list(proof.margins),

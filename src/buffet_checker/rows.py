@@ -28,6 +28,13 @@ class Rows:
     groups: int
     diagonal: bool
 
+    def fit(self, value: Array) -> bool:
+        """Whether they can be forms of a node of this value."""
+        tokens, features = value.shape
+        if self.diagonal:
+            return self.groups <= tokens and self.coefs.shape[:2] in ((1, features), (self.groups, features))
+        return self.coefs.shape[:2] == (tokens, features)
+
     def like(self, coefs: Array) -> Rows:
         return Rows(coefs, self.groups, self.diagonal)
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from buffet_checker.balls import Array, Ball, U, up, where
+from buffet_checker.graph import Node
 from buffet_checker.intervals import Box, differences, magnitude
-from buffet_checker.network import Node
 from buffet_checker.pieces import SoftmaxPiece
 
 _NARROW = 1e-9

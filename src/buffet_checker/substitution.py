@@ -24,9 +24,9 @@ from buffet_checker.balls import TINY, Array, U, down, gamma, up
 from buffet_checker.certificate import Derivation
 from buffet_checker.deployed import drift, local_rounding
 from buffet_checker.errors import RejectedError
+from buffet_checker.graph import Node
 from buffet_checker.intervals import interval, magnitude, residual
 from buffet_checker.known import INFLATE, NONLINEAR, Bounds, Known
-from buffet_checker.network import Node
 from buffet_checker.rows import Form, Local, Rows
 
 CHUNK = 8 << 20
@@ -262,6 +262,10 @@ class Claimed(Known):
             if index not in pending:
                 continue
             rows = pending.pop(index)
+            if not rows.fit(self.values[index]):
+                raise RejectedError(
+                    f"node {index} ({self.nodes[index].name}): rows of other tokens lead to it"
+                )
             if index in self.locals:
                 local = self.locals[index]
                 coefs += local.compose(rows, self.region.moved)

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from buffet_checker.arrays import Tensors
 from buffet_checker.balls import Array, down
-from buffet_checker.certificate import Cut, Leaf, Tensors
+from buffet_checker.certificate import Cut, Leaf
 from buffet_checker.errors import RejectedError
 from buffet_checker.intervals import Box
 from buffet_checker.pieces import Piece

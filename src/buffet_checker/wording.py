@@ -23,27 +23,58 @@ LISTED = 8
 
 def statement(subject: Subject, proof: Proof) -> str:
     """The claim that was proven, for quoting."""
-    changes = _moves(subject, proof)
-    stays = "never changes the answer" if _holds_still(proof) else "always gives the answer"
-    answer = f"{quoted(subject.answer)} (class {subject.label})"
-    margin = rounded(min(proof.margins), ROUND_FLOOR)
+    changes, margin = _moves(subject, proof), rounded(min(proof.margins), ROUND_FLOOR)
+    return (
+        f"Proven: {_where(subject, proof)}, {changes} {_outcome(subject, proof)}; "
+        f"the margin stays at least {margin}. {_holds(subject, proof)}"
+    )
+
+
+def _outcome(subject: Subject, proof: Proof) -> str:
+    """What is true after whatever may happen to the input."""
+    model = "" if subject.program is not None else f" of model sha256:{subject.model[:SHORT]}…"
+    if proof.asked is None:
+        stays = "never changes the answer" if _holds_still(proof) else "always gives the answer"
+        return f"{stays} {quoted(str(subject.answer))} (class {subject.label}){model}"
+    largest = proof.asked.largest
+    if largest is not None:
+        return f"leaves output {largest} larger than all {proof.asked.rows.shape[1] - 1} others{model}"
+    cases = [case if " or " not in case else f"({case})" for case in proof.asked.texts]
+    if len(cases) > LISTED:
+        cases = [*cases[:LISTED], f"{len(cases) - LISTED} more conditions of {_file(subject)}"]
+    return f"leaves {listed(cases)} true{model}"
+
+
+def _holds(subject: Subject, proof: Proof) -> str:
+    """In which arithmetic, and how a network that is stored is known to be that of the file."""
+    if subject.program is not None:
+        return f"Holds in exact arithmetic for the network as it is stored there. {_binding(subject)}"
+    if not proof.deployed:
+        return "Holds in exact arithmetic; rounding in float32 is not covered."
     least = min(np.nextafter(m - s, -np.inf) for m, s in zip(proof.margins, proof.slacks, strict=True))
-    holds = (
+    return (
         f"Holds in exact arithmetic, and as deployed in float32, where the margin stays at least "
         f"{rounded(least, ROUND_FLOOR)}."
-        if proof.deployed
-        else "Holds in exact arithmetic; rounding in float32 is not covered."
     )
+
+
+def _binding(subject: Subject) -> str:
+    name = f"the ONNX file sha256:{subject.files['onnx'][:SHORT]}…, which the certificate names"
+    if subject.agreement is None:
+        return f"Whether it is the network of {name}, was not measured."
     return (
-        f"Proven: {_where(subject)}, {changes} {stays} {answer} of model sha256:{subject.model[:SHORT]}…; "
-        f"the margin stays at least {margin}. {holds}"
+        f"Its outputs and those of {name}, differ by at most "
+        f"{rounded(subject.agreement.difference, ROUND_CEILING)} at {subject.agreement.points} points of the "
+        "region, as was measured, not proven."
     )
 
 
-def _where(subject: Subject) -> str:
+def _where(subject: Subject, proof: Proof) -> str:
     sentence = subject.sentence
+    if subject.program is not None:
+        return f"of the network that {_file(subject)} stores"
     if sentence is None:
-        return f"for the rows sha256:{subject.rows[:SHORT]}… (no sentence is named)"
+        return f"for the rows sha256:{proof.rows[:SHORT]}… (no sentence is named)"
     if sentence.text is None:
         return f"in the sentence of token ids {' '.join(map(str, sentence.ids))} (no vocabulary is named)"
     return f"in {quoted(sentence.text)}"
@@ -52,6 +83,12 @@ def _where(subject: Subject) -> str:
 def _moves(subject: Subject, proof: Proof) -> str:
     """What happens to the sentence."""
     region, several = proof.region, len(proof.moved) > 1
+    if subject.program is not None and isinstance(region, Box):
+        half = rounded(float(((region.upper - region.lower) / 2).max(initial=0.0)), ROUND_CEILING)
+        return (
+            f"any input X_0 to X_{subject.program.inputs - 1} within the ends that {_file(subject)} has for "
+            f"each of them, none further apart than twice {half},"
+        )
     words = listed([word(subject, row) for row in proof.moved])
     if subject.sentence is not None:
         words = f"the embedding{'s' if several else ''} of {words}"

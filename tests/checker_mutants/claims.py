@@ -140,13 +140,13 @@ def _first_word(right: Any) -> Any:
 
 
 def _hashes(right: Any) -> Any:
-    return lambda found, checkpoint: right(replace(found, model=dict(checkpoint.hashes)), checkpoint)
+    return lambda found, model: right(replace(found, model=dict(model.hashes)), model)
 
 
 def _input(right: Any) -> Any:
-    def wrong(found: Any, checkpoint: Any) -> Any:
-        stored = np.ascontiguousarray(found.tensors.stored.tensors["center"])
-        return right(replace(found, input=check.sha256(stored.tobytes())), checkpoint)
+    def wrong(found: Any, query: Any, network: Any) -> Any:
+        stored = np.ascontiguousarray(found.tensors.stored.tensors[query.center])
+        return right(found, replace(query, input=check.sha256(stored.tobytes())), network)
 
     return wrong
 
@@ -156,7 +156,7 @@ def _claim(**changed: Callable[[Any, Any], Any]) -> Wrong:
 
     def wrong(right: Any) -> Any:
         def prove(found: Any, claim: Any, checkpoint: Any, given: Any, *rest: Any) -> Any:
-            nodes = check.build(checkpoint, given, found.label, claim.graph)[0]
+            nodes = check.build(checkpoint, given, found.goal(claim), claim.graph)[0]
             fields = {name: change(claim, nodes) for name, change in changed.items()}
             return right(found, replace(claim, **fields), checkpoint, given, *rest)
 
@@ -185,7 +185,7 @@ def _margins(claim: Any, nodes: Any) -> tuple[float, ...]:
 
 
 _CLAIMS = (
-    Mutant("hashes of the model", check, "_rows", _hashes, "forgery"),
+    Mutant("hashes of the model", check, "_network", _hashes, "forgery"),
     Mutant("hash of the input", check, "_rows", _input, "forgery"),
     Mutant("margins", check, "_prove", _claim(margins=_margins), "forgery"),
     Mutant("nodes", check, "_prove", _claim(kinds=lambda c, nodes: tuple(n.kind for n in nodes)), "forgery"),

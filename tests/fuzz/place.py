@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import buffet
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.loading import Model, load
@@ -119,7 +119,7 @@ class Place:
         )
         texts = (SENTENCES[0], None, SENTENCES[0], SENTENCES[0], SENTENCES[0], SENTENCES[0])
         return tuple(
-            certify(model, [region], buffet.METHODS[method], text=text)[1]
+            certify(model, [Question.of(model, region)], buffet.METHODS[method], text=text)[1]
             for (region, method), text in zip(made, texts, strict=True)
         )
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import buffet
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.methods import method_named
@@ -309,7 +309,7 @@ def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     whole, cells = (buffet.radius(model, ball, m, tolerance=0.01, attack=False).certified for m in methods)
     assert cells > 1.02 * whole
     region = ball.with_eps(0.2 * whole + 0.8 * cells)
-    _, content, checkpoint = certify(model, [region], method_named("lse", cells=6))
+    _, content, checkpoint = certify(model, [Question.of(model, region)], method_named("lse", cells=6))
     return content, checkpoint
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import buffet
-from buffet.certificates.certificate import certify, certify_to
+from buffet.certificates.certificate import Question, certify, certify_to
 from buffet.cli import main
 from buffet.methods import method_named
 from buffet_checker import Result
@@ -22,7 +22,7 @@ PLAIN: dict[str, object] = {"layer_norm": "no_var", "num_hidden_layers": 1}
 
 
 def checked(model: buffet.Model, region: buffet.Region, method: buffet.Method) -> Result:
-    _, content, checkpoint = certify(model, [region], method)
+    _, content, checkpoint = certify(model, [Question.of(model, region)], method)
     result = judge(content, "certificate", checkpoint)
     assert result.accepted, result.reason
     return result

@@ -8,7 +8,8 @@ import pytest
 from buffet_checker import known, substitution
 from buffet_checker.balls import Array
 from buffet_checker.check import Proof, judge
-from buffet_checker.network import build, evaluate
+from buffet_checker.graph import evaluate
+from buffet_checker.network import build
 from checker_mutants import MUTANTS, Mutant, only
 from corruptions import Opened
 from false_certificates import RECIPES, Base, Recorder, accepted, base, judged, less_slack, weaker

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import buffet
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.methods import method_named
 from buffet.regions import Region
 from buffet.search.branching import Tree
@@ -145,7 +145,7 @@ def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         middle = (low + high) / 2
         found = buffet.verify(model, region(middle), method="lse", falsify=False)
         low, high = (middle, high) if found.verdict == "certified" else (low, middle)
-    _, content, checkpoint = certify(model, [region(1.02 * high)], cut)
+    _, content, checkpoint = certify(model, [Question.of(model, region(1.02 * high))], cut)
     assert len(Opened.of(content).head["claims"]) > 1
     return content, checkpoint
 

@@ -20,7 +20,8 @@ from buffet_checker.balls import Array
 from buffet_checker.certificate import Cut
 from buffet_checker.check import judge
 from buffet_checker.errors import BadInputError
-from buffet_checker.network import build, evaluate
+from buffet_checker.graph import evaluate
+from buffet_checker.network import build
 from buffet_checker.report import as_lines
 from buffet_checker.substitution import Claimed
 from buffet_checker.trees import clipped, covers, leaf_margins

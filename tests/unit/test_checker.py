@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import buffet
 import buffet_checker
-from buffet.certificates.certificate import certify, certify_to
+from buffet.certificates.certificate import Question, certify, certify_to
 from buffet_checker.balls import Ball
 from buffet_checker.functions import FUNCTIONS
 from buffet_checker.network import Checkpoint
@@ -46,7 +46,7 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> tuple[buffet.Model, bytes
     """A certificate of a small checkpoint, and what it is about."""
     model = buffet.load(write_variant(tmp_path_factory.mktemp("m") / "model", {"layer_norm": "no_var"}, 1))
     ball = buffet.LpBall(model.embed(TEXT), [2], 2, 0.01)
-    _, content, checkpoint = certify(model, [ball], buffet.METHODS["lse"], text=TEXT)
+    _, content, checkpoint = certify(model, [Question.of(model, ball)], buffet.METHODS["lse"], text=TEXT)
     return model, content, checkpoint
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 
 import buffet
 import buffet_checker
-from buffet.certificates.certificate import certify
+from buffet.certificates.certificate import Question, certify
 from buffet.cli import main
 from buffet.engine import proven
 from buffet.network import Affine, Node, Program
@@ -38,7 +38,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def content(directory: Path) -> bytes:
     model = buffet.load(directory)
     region = buffet.LpBall(model.embed("a gripping film"), [2], 2, 0.01)
-    return certify(model, [region], buffet.METHODS["lse"])[1]
+    return certify(model, [Question.of(model, region)], buffet.METHODS["lse"])[1]
 
 
 def copied(directory: Path, place: Path) -> Path:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import buffet
-from buffet.certificates.certificate import certify, certify_to
+from buffet.certificates.certificate import Question, certify, certify_to
 from buffet.cli import main
 from buffet_checker import BadInputError, Result
 from buffet_checker.__main__ import main as check_alone
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> buffet.Model:
 @pytest.fixture(scope="module")
 def proof(model: buffet.Model) -> tuple[bytes, Checkpoint]:
     region = buffet.LpBall(model.embed(TEXT), [2], 2, 0.01)
-    _, content, checkpoint = certify(model, [region], METHOD, text=TEXT)
+    _, content, checkpoint = certify(model, [Question.of(model, region)], METHOD, text=TEXT)
     return content, checkpoint
 
 
@@ -53,7 +53,7 @@ def elsewhere(model: buffet.Model, tmp_path: Path) -> Path:
 
 
 def accepted(model: buffet.Model, region: buffet.Region, text: str | None = TEXT) -> Result:
-    _, content, checkpoint = certify(model, [region], METHOD, text=text)
+    _, content, checkpoint = certify(model, [Question.of(model, region)], METHOD, text=text)
     result = judge(content, "certificate", checkpoint)
     assert result.accepted, result.reason
     return result
@@ -143,7 +143,7 @@ def test_substitutes_that_are_tokens_are_named_and_checked(similar: buffet.Model
         'replacing "film" (row 3) by ".", and "gripping" (row 2) by "moving" or "bad", alone or together,'
         in found
     )
-    _, content, checkpoint = certify(similar, [region], METHOD, text=TEXT)
+    _, content, checkpoint = certify(similar, [Question.of(similar, region)], METHOD, text=TEXT)
     document = json.loads(as_json(judge(content, "certificate", checkpoint)))
     assert [s["tokens"] for s in document["claims"][0]["substitutes"]] == [["."], ["moving", "bad"]]
     opened = Opened.of(content)
@@ -174,7 +174,7 @@ def test_rows_without_a_text_are_no_sentence(model: buffet.Model) -> None:
     assert "no sentence is named · rows sha256:" in as_lines(result)[2]
     assert json.loads(as_json(result))["sentence"] is None
     with pytest.raises(buffet.BuffetError, match="not those of the text"):
-        certify(model, [region], METHOD, text=OTHER)
+        certify(model, [Question.of(model, region)], METHOD, text=OTHER)
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -308,7 +308,7 @@ def test_nothing_that_is_printed_speaks_to_the_terminal(elsewhere: Path) -> None
     ids = torch.tensor(copy.encode("a film film").ids)
     ids[2] = words[wild]
     region = buffet.LpBall(copy.embeddings.rows(ids), [2], 2, 0.01)
-    _, content, checkpoint = certify(copy, [region], METHOD)
+    _, content, checkpoint = certify(copy, [Question.of(copy, region)], METHOD)
     opened = Opened.of(content)
     opened.head["sentence"] = {"ids": ids.tolist(), "types": [0] * len(ids)}
     name = "tokenizer.json"

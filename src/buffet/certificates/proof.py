@@ -78,6 +78,12 @@ class Proof:
     own_choices: Tensors = field(default_factory=dict)  # of leaves, by the name they are stored under
     margins: Tensor = field(default_factory=lambda: torch.tensor([math.nan]))
 
+    @property
+    def margin(self) -> float:
+        """The least margin of any case; NaN if there is none."""
+        asked = self.clean_run.asked
+        return float((asked.by_case(self.margins) if asked else self.margins).min())
+
     def store(self, index: int, box: Box) -> Box:
         """The box as it is stored: float32, rounded outward."""
         scale = 1 + self.clean_run.clean[index].abs()
@@ -186,7 +192,9 @@ def prove(
             if root in bounds.boxes:
                 lower = torch.maximum(lower, bounds.boxes[root].lower.squeeze(1))
             last.append(((clean_run.clean[root] + lower)[0], own))
-        proof.margins, chosen = max(last, key=lambda found: float(found[0].min().nan_to_num(-math.inf)))
+        least = [clean_run.deciding(found[None])[0] for found, _ in last]
+        best = max(range(len(last)), key=lambda k: float(least[k].nan_to_num(-math.inf)))
+        proof.margins, chosen = last[best]
     proof.derive(bounds, plan.margin, None if chosen is None else proof.keep(chosen.chosen))
     return proof, bounds
 

@@ -52,8 +52,8 @@ def add_trees(
     root = len(bounds.nodes) - 1
     ground = Ground(bounds, method.describe(), method.product, learned)
     eye = torch.eye(len(proof.margins), dtype=torch.float64, device=proof.margins.device)
-    while float(proof.margins.min()) <= LEAST:
-        row = int(proof.margins.argmin())
+    while proof.margin <= LEAST:
+        row = int(ground.clean_run.deciding(proof.margins[None])[1])
         trunk = Trunk(ground, eye[row], learned.get(root, {}), LEAST, anew=False)
         if not trunk.grow(effort):
             return False

@@ -8,22 +8,27 @@ from typing import Annotated
 import typer
 
 from buffet.errors import BuffetError
-from buffet.loading.directories import DEFAULT, locate
+from buffet.loading.directories import DEFAULT, available, locate
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film" --eps 0.1 --certificate proof.safetensors',
     "buffet check proof.safetensors",
     "buffet check proof.safetensors --model path/to/checkpoint --json",
+    "buffet check proof.safetensors --model model.onnx",
     "python -m buffet_checker proof.safetensors --model path/to/checkpoint   # the same, without buffet",
 )
 
 
 def check(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What **buffet certify --certificate** wrote.")
+        Path, typer.Argument(metavar="FILE", help="What **certify** or **vnncomp --certificate** wrote.")
     ],
     model: Annotated[
-        str, typer.Option(metavar="NAME|DIR", help="The model it is about: an embedded one or a directory.")
+        str,
+        typer.Option(
+            metavar="NAME|DIR|FILE",
+            help="The model it is about: an embedded one, a directory, a file in ONNX.",
+        ),
     ] = DEFAULT,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
 ) -> None:
@@ -36,6 +41,9 @@ def check(
     **slack** is how much of the margin rounding may take in float32. **rejected**: the proof has a gap, and
     the first one is named. The checker reads the model's files itself and needs neither torch nor buffet.
 
+    Of a network in ONNX, the proof is about the network that the certificate stores. The file's hash has to
+    be the one it names and, if onnxruntime is installed, the outputs of both are compared at some points.
+
     Exit code 0: accepted. 1: rejected. 2: bad input.
     """
     from buffet_checker import BadInputError
@@ -44,7 +52,13 @@ def check(
     from buffet_checker.wording import printable
 
     try:
-        result = judge(file, locate(model)[1])
+        onnx = Path(model)
+        if model not in available() and onnx.is_file():
+            from buffet.loading.onnx.runtime import run_if_possible
+
+            result = judge(file, onnx, run_if_possible)
+        else:
+            result = judge(file, locate(model)[1])
     except BadInputError as error:
         raise BuffetError(printable(str(error))) from None
     typer.echo(as_json(result) if json else "\n".join(as_lines(result)))

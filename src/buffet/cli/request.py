@@ -15,7 +15,7 @@ import typer
 from torch import Tensor
 
 from buffet.attack import AttackSettings
-from buffet.certificates.certificate import write_certificate
+from buffet.certificates.certificate import Question, write_certificate
 from buffet.cli.options import (
     parse_label,
     parse_words,
@@ -25,7 +25,7 @@ from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
 from buffet.optimisation.context import Context
-from buffet.query import clean_answer
+from buffet.query import clean_answer, deadline_of
 from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
@@ -214,8 +214,8 @@ def certify_to(path: Path, request: Request, report: CertifyReport) -> None:
     x = model.embed(request.text)
     groups = _by_size([task.words for task in report.tasks])
     regions = [LpBall(x, group, request.norm, request.eps) for group in groups]
-    label, text = report.query.label, request.text
-    write_certificate(path, model, regions, request.chosen, label, text, request.budget)
+    questions = [Question(region, report.query.label) for region in regions]
+    write_certificate(path, model, questions, request.chosen, request.text, deadline_of(request.budget))
 
 
 def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:

@@ -20,6 +20,7 @@ from buffet.cli.options import within
 from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
 from buffet.printing import counted, duration, listed
+from buffet.system.files import check_writable
 
 if TYPE_CHECKING:
     from buffet.vnncomp.comparison import Comparison
@@ -29,6 +30,7 @@ EXAMPLES = (
     "buffet vnncomp model.onnx property.vnnlib --timeout 100",
     "buffet vnncomp instances.csv -o results.csv",
     "buffet vnncomp instances.csv -o results.csv --workers 1 --peers peers.csv",
+    "buffet vnncomp model.onnx property.vnnlib --certificate proof.safetensors",
 )
 TIMEOUT = 100.0
 LOG_EVERY = 30.0
@@ -63,6 +65,14 @@ def vnncomp(
         Path | None,
         typer.Option(metavar="FILE", help="Another verifier's results: say who decides what."),
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Also write the proof of **unsat**, for **buffet check --model MODEL**, in what is left of"
+            " the time. Of a list: a directory, with a file for each.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
 ) -> None:
     """Answer an instance of the competition VNN-COMP, or a list of them.
@@ -84,31 +94,46 @@ def vnncomp(
         for option, value in (("--out", out), ("--workers", workers), ("--peers", peers)):
             if value is not None:
                 raise BuffetError(f"{option} goes with a list of instances, not with a single one")
-        raise typer.Exit(_single(given, spec, timeout, method, threads, begin, json))
-    raise typer.Exit(_list(given, timeout, out, workers, threads, method, peers, json))
+        if certificate is not None:
+            check_writable(certificate)
+        seconds = TIMEOUT if timeout is None else timeout
+        raise typer.Exit(
+            _single(
+                given,
+                spec,
+                threads,
+                json,
+                timeout=seconds,
+                method=method,
+                begin=begin,
+                certificate=certificate,
+            )
+        )
+    raise typer.Exit(
+        _list(given, timeout, out, workers, threads, peers, json, method=method, certificates=certificate)
+    )
 
 
-def _single(
-    onnx: Path, spec: Path, timeout: float | None, method: str, threads: int | None, begin: float, json: bool
-) -> int:
+def _single(onnx: Path, spec: Path, threads: int | None, json: bool, **how: Any) -> int:
     from buffet.system.parallel import cores
     from buffet.system.parallel import threads as threaded
     from buffet.vnncomp.instance import answer
 
     count = cores() if threads is None else within("--threads", threads, 1, 4096)
     with threaded(count):
-        found = answer(onnx, spec, TIMEOUT if timeout is None else timeout, method, begin=begin)
+        found = answer(onnx, spec, **how)
     point = found.counterexample
     if json:
         numbers = None if point is None else {"X": point.inputs.tolist(), "Y": point.outputs.tolist()}
         said = {"result": found.result, "seconds": found.seconds, "reason": found.reason}
-        print_json({**said, "counterexample": numbers})
+        noted = {} if found.note is None else {"certificate": found.note}
+        print_json({**said, "counterexample": numbers, **noted})
     else:
         typer.echo(found.result)
         if point is not None:
             typer.echo(point.text())
-        if found.reason:
-            typer.echo(f"note: {found.reason}", err=True)
+        for note in filter(None, (found.reason, found.note)):
+            typer.echo(f"note: {note}", err=True)
     return 0 if found.result == "unsat" else 1
 
 
@@ -118,9 +143,9 @@ def _list(
     out: Path | None,
     workers: int | None,
     threads: int | None,
-    method: str,
     peers: Path | None,
     json: bool,
+    **how: Any,
 ) -> int:
     from buffet.system.parallel import cores
     from buffet.system.parallel import threads as threaded
@@ -134,9 +159,7 @@ def _list(
     each = max(1, cores() // side) if threads is None else within("--threads", threads, 1, 4096)
     results = out or path.with_suffix(".results.csv")
     with _progress() as report, threaded(each if side == 1 else 1):
-        rows = run_list(
-            instances, path.parent, results, method=method, workers=side, threads=each, progress=report
-        )
+        rows = run_list(instances, path.parent, results, workers=side, threads=each, progress=report, **how)
     compared = None if peer is None else compare(rows, peer)
     if json:
         found: dict[str, Any] = _summary(rows)

@@ -20,9 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
+from buffet.certificates.certificate import Question, write_certificate
+from buffet.errors import BuffetError
 from buffet.loading.onnx.model import OnnxModel, read_onnx, run_onnx
 from buffet.loading.vnnlib import Query, read_vnnlib
-from buffet.methods import Method
+from buffet.methods import Method, method_named
 from buffet.query import checked_budget
 from buffet.regions import Region
 from buffet.verification.verify import verify
@@ -62,14 +64,22 @@ class Answer:
     seconds: float
     reason: str | None = None  # why it is unknown
     counterexample: Counterexample | None = None
+    note: str | None = None  # on the certificate that was to be written
 
 
 def answer(
-    onnx: Path, vnnlib: Path, timeout: float, method: str | Method = "buffet", *, begin: float | None = None
+    onnx: Path,
+    vnnlib: Path,
+    timeout: float,
+    method: str | Method = "buffet",
+    *,
+    begin: float | None = None,
+    certificate: Path | None = None,
 ) -> Answer:
     """The answer to an instance, within `timeout` seconds from `begin` (`time.perf_counter`; default: now).
 
-    A file may ask about several boxes. It is ``unsat`` only if all of them are.
+    A file may ask about several boxes. It is ``unsat`` only if all of them are. The proof of that is written
+    to a `certificate` in the time that is left.
     """
     begin = time.perf_counter() if begin is None else begin
     checked_budget(timeout)
@@ -86,7 +96,22 @@ def answer(
                 break
     found = search.found
     reason = search.doubt if result == "unknown" and found is None else None
-    return Answer("sat" if found else result, time.perf_counter() - begin, reason, found)
+    result, note = "sat" if found else result, None
+    if certificate is not None and result == "unsat":
+        questions = [Question(r, q.property) for r, q in zip(regions, queries, strict=True)]
+        note = _certified(certificate, model, questions, method, end)
+    return Answer(result, time.perf_counter() - begin, reason, found, note)
+
+
+def _certified(
+    path: Path, model: OnnxModel, questions: Sequence[Question], method: str | Method, end: float
+) -> str:
+    """Write the proof of an answer; what became of it, in a line."""
+    try:
+        written = write_certificate(path, model, questions, method_named(method), deadline=end)
+    except BuffetError as problem:
+        return f"no certificate: {str(problem).removeprefix('certificate: ')}"
+    return f"{path}: checked and written, {written.size} bytes"
 
 
 class _Search:

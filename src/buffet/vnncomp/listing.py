@@ -54,11 +54,13 @@ class Job:
     instance: Instance
     directory: Path
     method: str
+    certificate: Path | None = None  # where the proof of ``unsat`` is written
 
     def run(self) -> tuple[str, float, str]:
-        given = self.instance
-        found = answer(self.directory / given.onnx, self.directory / given.vnnlib, given.timeout, self.method)
-        return found.result, found.seconds, found.reason or ""
+        given, directory = self.instance, self.directory
+        files = directory / given.onnx, directory / given.vnnlib
+        found = answer(*files, given.timeout, self.method, certificate=self.certificate)
+        return found.result, found.seconds, found.reason or found.note or ""
 
 
 Progress = Callable[[int, int, Counter[str]], None]
@@ -107,9 +109,12 @@ def run_list(
     method: str,
     workers: int,
     threads: int,
+    certificates: Path | None = None,
     progress: Progress = lambda done, total, counts: None,
 ) -> list[Row]:
     """The rows of all instances, in their order; those that `out` lacks are answered and appended to it.
+
+    The proof of each that is ``unsat`` becomes a file in the directory `certificates`, if it is given.
 
     One worker is this process, so that an instance has all its cores; several are processes of their own.
     """
@@ -131,7 +136,8 @@ def run_list(
         progress(sum(counts.values()), len(instances), counts)
 
     progress(sum(counts.values()), len(instances), counts)
-    jobs = [Job(instance, directory, method) for instance in missing]
+    files = proof_files(instances, certificates)
+    jobs = [Job(instance, directory, method, files.get(instance)) for instance in missing]
     if workers == 1:
         for job in jobs:
             settle(job.instance, execute(job))
@@ -146,6 +152,20 @@ def run_list(
             limit=longest + GRACE,
         )
     return [known[instance] for instance in instances]
+
+
+def proof_files(instances: Sequence[Instance], directory: Path | None) -> dict[Instance, Path]:
+    """Where the proof of every instance is written: a file named after network and property."""
+    if directory is None:
+        return {}
+    stems = {i: [Path(f).name.split(".")[0] for f in (i.onnx, i.vnnlib)] for i in instances}
+    names = {
+        i: vnnlib if vnnlib.startswith(onnx) else f"{onnx}-{vnnlib}" for i, (onnx, vnnlib) in stems.items()
+    }
+    if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
+        raise BuffetError(f"{directory}: two instances would be proven in {show(twice[0])}.safetensors")
+    directory.mkdir(parents=True, exist_ok=True)
+    return {instance: directory / f"{name}.safetensors" for instance, name in names.items()}
 
 
 def _table(path: Path) -> list[tuple[int, list[str]]]:

@@ -15,6 +15,7 @@ from buffet.errors import BuffetError, one_line, show
 from buffet.loading.agreement import largest_difference
 from buffet.loading.onnx.file import read_graph
 from buffet.loading.onnx.reader import build
+from buffet.loading.onnx.runtime import run
 from buffet.network import Program
 from buffet.printing import counted
 from buffet.regions import Box
@@ -134,17 +135,4 @@ def compare(model: OnnxModel, *, must_run: bool = True) -> float | None:
 
 def run_onnx(model: OnnxModel, flat: Float[Tensor, "batch inputs"]) -> Float[Tensor, "batch outputs"]:
     """The outputs that onnxruntime computes, one sample after the other."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise BuffetError("this runs the network in onnxruntime: pip install 'buffet[onnx]'") from None
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
-    (given,) = session.get_inputs()
-    kind = torch.float64 if given.type == "tensor(double)" else torch.float32
-    answers = [
-        session.run(None, {given.name: one.to(kind).reshape(model.input_shape).numpy()})[0] for one in flat
-    ]
-    return torch.stack([torch.from_numpy(answer).reshape(-1) for answer in answers])
+    return torch.from_numpy(run(model.path, flat.double().numpy(), model.input_shape))
