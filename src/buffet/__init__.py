@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from buffet.certificates.certificate import Certificate, certify_to
     from buffet.engine import Engine
     from buffet.errors import BuffetError
+    from buffet.evaluation import evaluate
     from buffet.loading import Model, OnnxModel, load, read_vnnlib
     from buffet.methods import METHODS, Method, method
     from buffet.properties import Property
@@ -50,6 +51,7 @@ __getattr__, __dir__ = lazy(
         "Verification": "buffet.results",
         "__version__": "buffet.version",
         "certify_to": "buffet.certificates.certificate",
+        "evaluate": "buffet.evaluation",
         "load": "buffet.loading",
         "loading": "buffet.loading",
         "method": "buffet.methods",
@@ -77,6 +79,7 @@ __all__ = [
     "TaskRadius",
     "Verification",
     "certify_to",
+    "evaluate",
     "load",
     "loading",
     "method",

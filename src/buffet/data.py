@@ -126,24 +126,29 @@ def read_data(source: str | Path) -> Splits:
 # --- files -------------------------------------------------------------------------------------------------
 
 
-def read_tsv(path: Path) -> tuple[Example, ...]:
-    """The examples of a UTF-8 file with the header ``sentence<TAB>label`` and whole labels from 0."""
+def read_tsv(path: Path, *, empty: bool = False) -> tuple[Example, ...]:
+    """The examples of a UTF-8 file with the header ``sentence<TAB>label`` and whole labels from 0.
+
+    An `empty` sentence is an example only where that is said to be fine.
+    """
     if not os.path.exists(path):
         raise BuffetError(f"{path}: no such file; expected a TSV file with the header {HEADER!r}")
     lines = read_text(path).split("\n")
     if lines[0].rstrip("\r") != HEADER:
         raise BuffetError(f"{path}: line 1 is {lines[0][:60]!r}, expected the header {HEADER!r}")
     examples = tuple(
-        _example(path, number, line.rstrip("\r")) for number, line in enumerate(lines[1:], 2) if line.strip()
+        _example(path, number, line.rstrip("\r"), empty)
+        for number, line in enumerate(lines[1:], 2)
+        if line.strip()
     )
     if not examples:
         raise BuffetError(f"{path}: has no examples after its header")
     return examples
 
 
-def _example(path: Path, number: int, line: str) -> Example:
+def _example(path: Path, number: int, line: str, empty: bool) -> Example:
     sentence, tab, label = line.partition("\t")
-    if not (tab and sentence.strip() and label.isascii() and label.isdigit() and len(label) < 6):
+    if not (tab and (empty or sentence.strip()) and label.isascii() and label.isdigit() and len(label) < 6):
         raise BuffetError(
             f"{path}: line {number} is {line[:60]!r}, expected a sentence, a tab and a label 0, 1, …"
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors.torch import load, save
 
 from buffet.data import read_splits
-from buffet.experiments.rows import seal
+from buffet.experiments.store import seal
 from buffet.lab.bench.cases import CENTRE, shaped
 from buffet.lab.bench.comparison import compare
 from buffet.lab.bench.measuring import Measurement

@@ -18,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.experiments import read_rows
-from buffet.experiments.rows import seal
+from buffet.experiments.store import seal
 from buffet.lab.bench import running
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import Measurement

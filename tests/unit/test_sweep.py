@@ -18,7 +18,7 @@ from buffet.attack import AttackSettings, attacked_radius
 from buffet.errors import BuffetError
 from buffet.experiments import Row, SweepConfig, SweepProgress, read_rows, summarise, sweep
 from buffet.experiments.summary import markdown
-from buffet.experiments.workers import Failed, LocalFleet, LocalWorker, News, Ready, execute
+from buffet.experiments.workers import Failed, LocalFleet, LocalWorker, News, Ready, ThisProcess
 from command_line import Run
 from tiny_checkpoint import write_model, write_sentences
 
@@ -42,30 +42,16 @@ def configured(home: Path, **changes: Any) -> SweepConfig:
     return SweepConfig.model_validate(values | changes)
 
 
-class Inline:
-    """A fleet without processes: one worker, which is the test itself."""
+class Inline(ThisProcess):
+    """Counts its jobs."""
 
     def __init__(self) -> None:
-        self.news: list[News] = []
+        super().__init__()
         self.jobs = 0
-
-    def size(self) -> int:
-        return 1
-
-    def hire(self) -> str:
-        self.news.append(Ready(os.getpid()))
-        return "worker"
 
     def send(self, worker: str, job: Any) -> None:
         self.jobs += 1
-        self.news.append(execute(job))
-
-    def hear(self, workers: Any, timeout: float) -> list[tuple[str, News]]:
-        news, self.news = self.news, []
-        return [("worker", item) for item in news]
-
-    def dismiss(self, worker: str) -> None:
-        pass
+        super().send(worker, job)
 
 
 AT_SIZES = {"what": "verify", "verify": {"eps": [0.01]}}
@@ -147,7 +133,7 @@ class Vandal(Inline):
     def send(self, worker: str, job: Any) -> None:
         super().send(worker, job)
         if self.jobs == self.spoilt:
-            self.news[-1] = Failed("RuntimeError: no")
+            self.news[-1] = worker, Failed("RuntimeError: no")
 
 
 def test_a_failure_is_a_row_with_its_reason_and_can_be_tried_again(home: Path, tmp_path: Path) -> None:

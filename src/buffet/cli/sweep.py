@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from buffet.cli.options import DEVICE_HELP, within
+from buffet.cli.running import (
+    ADDRESS_HELP,
+    BACKEND_HELP,
+    GPUS_HELP,
+    check_backend,
+    chosen_fleet,
+    shown_progress,
+)
 from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
-from buffet.printing import duration
 
 if TYPE_CHECKING:
-    from buffet.experiments import Outcome, SweepConfig, SweepProgress
-    from buffet.experiments.config import Running
-    from buffet.experiments.workers import Fleet
+    from buffet.experiments import Outcome, SweepConfig
 
 EXAMPLES = (
     "buffet sweep sweep.toml",
@@ -34,9 +32,6 @@ EXAMPLES = (
     "buffet summary rows.ndjson",
     "buffet report rows.ndjson -o report.html",
 )
-BACKENDS = ("local", "ray")
-LOG_EVERY = 30.0
-"""Seconds between lines of progress where there is no terminal."""
 
 
 def sweep(
@@ -57,15 +52,15 @@ def sweep(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Who works: **local** processes, or **ray** for many machines."),
+        typer.Option(metavar="NAME", help=BACKEND_HELP),
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A Ray cluster to join. Default: one of its own, here."),
+        typer.Option(metavar="HOST:PORT", help=ADDRESS_HELP),
     ] = None,
     gpus: Annotated[
         float | None,
-        typer.Option(metavar="N", help="GPUs that Ray gives each worker; use them with --device cuda."),
+        typer.Option(metavar="N", help=GPUS_HELP),
     ] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help=DEVICE_HELP)] = None,
     retry_failed: Annotated[
@@ -111,40 +106,20 @@ def sweep(
         gpus=gpus,
         device=device,
     )
-    _check_backend(backend, address, chosen.run)
+    check_backend(backend, address, chosen.run)
     rows = out or chosen.out or config.with_suffix(".ndjson")
     if dry_run:
         plan = make_plan(chosen)
         found = {"tasks": plan.tasks, "batches": len(plan.units), "rows": str(rows), "notes": plan.notes}
         print_json(found) if json else typer.echo(f"{plan.tasks} tasks in {len(plan.units)} batches → {rows}")
         return
-    with _fleet(backend, address, chosen.run) as fleet, _progress() as report:
+    with chosen_fleet(backend, address, chosen.run) as fleet, shown_progress() as report:
         outcome = experiments.sweep(chosen, rows, fleet, retry_failed=retry_failed, progress=report)
     if json:
         print_json({**asdict(outcome), "rows": str(outcome.rows), "reasons": dict(outcome.reasons)})
     else:
         _print(outcome)
     raise typer.Exit(1 if outcome.failed else 0)
-
-
-def _check_backend(backend: str, address: str | None, running: Running) -> None:
-    from buffet.system.devices import device_named
-
-    if backend == "local" or running.device == "cpu":
-        device_named(running.device)  # workers elsewhere may have what is missing here
-    if backend not in BACKENDS:
-        raise BuffetError(f"--backend: unknown backend {backend!r}; choose one of: {', '.join(BACKENDS)}")
-    if backend == "local" and (address is not None or running.gpus):
-        raise BuffetError("--address and --gpus go with --backend ray")
-
-
-def _fleet(backend: str, address: str | None, running: Running) -> AbstractContextManager[Fleet[Any]]:
-    from buffet.experiments.cluster import ray_fleet
-    from buffet.experiments.workers import LocalFleet
-
-    if backend == "ray":
-        return ray_fleet(address, running.workers, running.threads, running.gpus)
-    return nullcontext(LocalFleet(running.workers, running.threads))
 
 
 def _with_options(config: SweepConfig, **given: int | float | str | None) -> SweepConfig:
@@ -169,33 +144,3 @@ def _print(outcome: Outcome) -> None:
         f"{outcome.rows}: {outcome.tasks} tasks, {outcome.written} rows written now, {outcome.failed} failed,"
         f" {outcome.seconds:.1f} s"
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[SweepProgress], None]]:
-    """A live line on stderr; where stderr is not a terminal, a plain line now and then."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Log()
-        return
-    columns = (BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("sweep", total=None, text="planning")
-        yield lambda now: bar.update(task, total=now.total, completed=now.before + now.done, text=_text(now))
-
-
-class _Log:
-    """Prints progress at most every `LOG_EVERY` seconds."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, now: SweepProgress) -> None:
-        if time.monotonic() - self.last >= LOG_EVERY:
-            self.last = time.monotonic()
-            print(_text(now), file=sys.stderr, flush=True)
-
-
-def _text(now: SweepProgress) -> str:
-    left = "" if math.isinf(now.left) else f", {duration(now.left)} left"
-    return f"{now.before + now.done}/{now.total} rows, {now.rate:.2f}/s{left}, {now.failed} failed"

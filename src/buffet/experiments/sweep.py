@@ -15,7 +15,8 @@ from typing import Any
 
 from buffet.experiments.config import SweepConfig
 from buffet.experiments.plan import Setting, SweepPlan, SweepTask, WorkUnit, make_plan, parts
-from buffet.experiments.rows import Row, RowFile, open_rows
+from buffet.experiments.rows import Row, open_rows
+from buffet.experiments.store import RowFile
 from buffet.experiments.work import Ground, GroundJob, Place, TaskAnswer, UnitAnswer, UnitJob
 from buffet.experiments.workers import Done, Failed, Fleet, LocalFleet, Ticket, dispatch
 from buffet.report import Versions
@@ -99,7 +100,7 @@ class _Driver:
         self,
         config: SweepConfig,
         plan: SweepPlan,
-        file: RowFile,
+        file: RowFile[Row],
         retry_failed: bool,
         progress: Callable[[SweepProgress], None],
         start: float,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from buffet.errors import BuffetError
-from buffet.experiments.rows import Content, Row, distinct
+from buffet.experiments.rows import Row
+from buffet.experiments.store import Content, distinct
 from buffet.experiments.summary import FAIR, GOOD, known_method
 from buffet.printing import norm_name, round_down, round_up
 from buffet.report.headline import best_of, headline
@@ -41,7 +42,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Row], list[Source]]:
     sources = []
     for path in paths:
         content = read_bytes(path)  # once: a sweep may be writing it meanwhile
-        found = distinct(Content.of(path, content).rows)
+        found = distinct(Content.of(path, content, Row).rows)
         if not found:
             raise BuffetError(f"{path}: has no rows yet")
         rows += found

@@ -6,12 +6,13 @@ exchanged, and `answer` proves them, or finds the sentence that flips the answer
 
 from buffet.words.answer import Answer, Flip
 from buffet.words.reading import LeftOut, Substitute, Word, read_synonyms
-from buffet.words.sets import Shape, Substitutions, substitutions
+from buffet.words.sets import NoSubstitutesError, Shape, Substitutions, substitutions
 
 __all__ = [
     "Answer",
     "Flip",
     "LeftOut",
+    "NoSubstitutesError",
     "Shape",
     "Substitute",
     "Substitutions",

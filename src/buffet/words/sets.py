@@ -42,6 +42,10 @@ MOST_PAIRS = 5000
 """Substitutes of two words that touch are read together, if there are no more pairs of them."""
 
 
+class NoSubstitutesError(BuffetError):
+    """Nothing may be exchanged, so that a text is the only sentence there is."""
+
+
 @dataclass(frozen=True, eq=False)
 class Shape:
     """The sentences with certain substitutes that change the shape: the others are exchanged one by one."""
@@ -255,7 +259,7 @@ def substitutions(
     moving = [word for word in found if word.substitutes]
     if not moving:
         why = f"; left out: {one_line(', '.join(out.text for out in left_out), 100)}" if left_out else ""
-        raise BuffetError(
+        raise NoSubstitutesError(
             f"no word of the text has a substitute{why}: give --synonyms, --swap or --typos that have"
         )
     for first, second in pairwise(moving):
