@@ -153,6 +153,17 @@ class Affine(Linear):
         """No difference of inputs is stretched by more, from the L1 to the Euclidean norm."""
         return largest_column(self.weight)
 
+    @cached_property
+    def _parts(self) -> dict[int, tuple[Affine, ...]]:
+        return {}
+
+    def parts(self, count: int) -> tuple[Affine, ...]:
+        """The same for each of so many equal parts of the output, such as heads."""
+        if count not in self._parts:
+            rows = zip(self.weight.chunk(count), self.bias.chunk(count), strict=True)
+            self._parts[count] = tuple(Affine(weight, bias) for weight, bias in rows)
+        return self._parts[count]
+
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.nn.functional.linear(inputs[0], self.weight, self.bias)
 
@@ -174,7 +185,7 @@ class Diagonal(Linear):
     bias: Float[Tensor, "features"]
 
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        return inputs[0] * self.weight + self.bias
+        return torch.addcmul(self.bias, inputs[0], self.weight)
 
     def coefficients(self, x: Tensor) -> Tensor:
         return self.weight.to(x.dtype)[:, None]

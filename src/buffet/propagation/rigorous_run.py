@@ -20,12 +20,14 @@ nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from buffet.errors import BuffetError
 from buffet.network import (
@@ -55,9 +57,13 @@ STEEPEST = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13, "gelu_tanh": 1.13}
 EXP_UNITS = 64
 """Units in the last place by which the exponentials inside a softmax may be off: PyTorch allows itself 20
 in single precision."""
+BLOCK = 256
+"""Of every so many keys, or more, the weights are brought into line with those of the others once more."""
+TABLE_ROWS = 2**13
+"""Rows that are looked at together, on their own."""
 WIDEST_SINGLE = 4096
 """Sums of more terms are left to double precision."""
-NUMBERS = 2**18
+NUMBERS = 2**19
 """About as many numbers of a value are computed at a time: they stay in a cache."""
 
 
@@ -65,52 +71,60 @@ NUMBERS = 2**18
 class Computed:
     """A value, and how far the exact one may be from it.
 
-    `error` is by token, ‖exact − value‖₂ of its row; for scores and the weights of a softmax it is by token
-    and head, the largest difference of a head (`norm` = ∞) or their sum (1). Per token, a bound of the sum
-    (1) is one of the Euclidean norm too.
+    `error` is by token, ‖exact − value‖₂ of its row, or the same of what every head has of a row (`heads`).
+    Squares tell their sum of sizes (`norm` = 1), which is no smaller.
     """
 
     value: Float[Tensor, "... tokens features"]
     error: Float[Tensor, "... tokens"] | Float[Tensor, "... tokens heads"]
     norm: float = 2.0
-    headwise: bool = False
+    heads: int = 0  # 0: by rows
     least: float = -math.inf  # the exact value is nowhere smaller
-    tilt: tuple[Tensor, Tensor] | None = None
-    """Of the weights of a softmax, by token and head: how far the scores they stand for may be from the exact
-    ones, and how far the weights are from those of these scores, relative to themselves."""
+    known: Tensor | None = None  # the sizes, where they need not be measured
+
+    @cached_property
+    def sizes(self) -> Float[Tensor, "... tokens"] | Float[Tensor, "... tokens heads"]:
+        """The Euclidean norm of every row, or of what every head has of it, or a little more."""
+        if self.known is not None:
+            return self.known
+        return _norm(self.value.unflatten(-1, (self.heads, -1)) if self.heads else self.value)
 
     @cached_property
     def size(self) -> Float[Tensor, "... tokens"]:
         """The Euclidean norm of every row, or a little more."""
-        return _norm(self.value)
-
-    def sizes(self, heads: int) -> Float[Tensor, "... tokens heads"]:
-        """The same of what every head has of a row."""
-        return _norm(self.value.unflatten(-1, (heads, -1)))
+        return _root(self.sizes) if self.heads else self.sizes
 
     @cached_property
     def rows(self) -> Float[Tensor, "... tokens"]:
         """The error of every row in the Euclidean norm."""
-        if not self.headwise:
-            return self.error
-        keys = self.value.shape[-1] // self.error.shape[-1]
-        each = self.error * (math.sqrt(keys) if self.norm == math.inf else 1.0)
-        return torch.linalg.vector_norm(each, dim=-1) * (1 + UP)
+        return _root(self.error) if self.heads else self.error
 
-    def by_heads(self, heads: int, norm: float) -> Float[Tensor, "... tokens heads"]:
-        """The error of every head in the norm 1 or ∞: at most √keys times the Euclidean one, or that."""
-        if self.headwise and self.norm == norm:
-            return self.error
-        keys = self.value.shape[-1] // heads
-        wide = self.rows * (math.sqrt(keys) * (1 + UP) if norm == 1 else 1.0)
-        return wide.unsqueeze(-1).expand(*wide.shape, heads)
+    def by_heads(self, heads: int) -> tuple[Tensor, Tensor]:
+        """The error and the size of what every head has of a row: no more than of the row."""
+        if self.heads == heads:
+            return self.error, self.sizes
+        return self.rows.unsqueeze(-1), _norm(self.value.unflatten(-1, (heads, -1)))
 
     def gather(self, index: Int[Tensor, "points tokens"]) -> Computed:
         """Rows of a table as the tokens of points."""
-        found = Computed(self.value[index], self.error[index], self.norm, self.headwise, self.least)
-        if "size" in vars(self):
-            vars(found)["size"] = self.size[index]
-        return found
+        value, error, sizes = (
+            embedding(index, t.flatten(1)) if t.dim() > 1 else t.take(index)
+            for t in (self.value, self.error, self.sizes)
+        )
+        return Computed(value, error, self.norm, self.heads, self.least, sizes)
+
+    def to(self, dtype: torch.dtype) -> Computed:
+        """The same in another precision."""
+        if dtype == self.value.dtype:
+            return self
+        near = Computed(self.value.to(dtype), self.error, self.norm, self.heads, self.least)
+        lost = _unit(dtype) * near.sizes + _nothing(dtype)
+        return replace(near, error=(self.error + lost) * (1 + UP), known=near.sizes)
+
+
+def _root(parts: Float[Tensor, "... parts"]) -> Tensor:
+    """The Euclidean norm of a whole from those of its parts."""
+    return torch.linalg.vector_norm(parts, dim=-1) * (1 + UP)
 
 
 def _norm(value: Tensor, *, least: bool = False) -> Tensor:
@@ -129,7 +143,13 @@ class RigorousRun:
         self.dtype = dtype
         self.program = program if dtype == torch.float64 else program.to(dtype)
         self._shared = _shared(program)
-        last = {source: i for i, node in enumerate(program.nodes) for source in node.inputs}
+        self._attention = _attentions(program)
+        self._heads = {
+            source: scores.heads for sources, scores in self._attention.values() for source in sources
+        }
+        skipped = {i for i, node in enumerate(program.nodes) if isinstance(node.op, Scores | Softmax)}
+        self._order = [i for i in range(len(program.nodes)) if i not in self._shared | skipped]
+        last = {source: place for place in self._order for source in self._inputs(place)}
         self._done: list[list[int]] = [[] for _ in program.nodes]  # what nobody reads after a node
         for source, reader in last.items():
             self._done[reader].append(source)
@@ -141,14 +161,20 @@ class RigorousRun:
         return widest <= WIDEST_SINGLE and torch.get_float32_matmul_precision() == "highest"
 
     def table(self, rows: Float[Tensor, "rows width"]) -> dict[int, Computed]:
-        """What depends on single rows only, of all rows that occur; float64 `rows` are what is meant."""
-        value = rows.to(self.dtype)
-        lost = _unit(self.dtype) * _norm(value) + _nothing(self.dtype)
-        error = torch.zeros_like(lost) if self.dtype == rows.dtype else lost
-        found = {0: Computed(value, error)}
-        for index in sorted(self._shared - {0}):
-            found[index] = self._step(index, found)
-        return found
+        """What depends on single rows only, of all rows that occur; float64 `rows` are what is meant.
+
+        Done once for all points, it is done in double precision: what is lost first grows most.
+        """
+        read = {source for place in self._order for source in self._inputs(place)}
+        read.add(len(self.program.nodes) - 1)
+        parts: dict[int, list[Computed]] = {place: [] for place in sorted(read & self._shared)}
+        for some in rows.split(TABLE_ROWS):
+            found = {0: Computed(some, torch.zeros_like(some[:, 0]))}
+            for place in sorted(self._shared - {0}):
+                found[place] = self._step(self.exact, place, found)
+            for place, kept in parts.items():
+                kept.append(found[place].to(self.dtype))
+        return {place: _joined(kept) for place, kept in parts.items()}
 
     def margins(
         self, table: dict[int, Computed], index: Int[Tensor, "points tokens"]
@@ -164,30 +190,32 @@ class RigorousRun:
                 known[source] = table[source].gather(index)
             return known[source]
 
-        for place, node in enumerate(self.program.nodes):
-            if place in self._shared:
-                continue
-            known[place] = self._step(place, {source: read(source) for source in node.inputs})
+        for place in self._order:
+            inputs = {source: read(source) for source in self._inputs(place)}
+            known[place] = self._step(self.program, place, inputs)
             for source in self._done[place]:
                 known.pop(source, None)
-        last = known.get(len(self.program.nodes) - 1) or read(len(self.program.nodes) - 1)
+        last = read(len(self.program.nodes) - 1)
         value, error = last.value[:, 0].double(), last.rows[:, 0]
         return value, error + 0.0 * value.sum(-1)
 
-    def _step(self, place: int, known: dict[int, Computed]) -> Computed:
-        node = self.program.nodes[place]
-        inputs = [known[source] for source in node.inputs]
-        value = node.op.evaluate(*(c.value for c in inputs))
-        found = step(node.op, self.exact.nodes[place].op, value, *inputs)
-        error = found.error * (1 + UP) + _nothing(self.dtype)
-        if not isinstance(node.op, Scores | Softmax):
-            # Whatever is not finite must not be forgotten, not even by a function that makes a number of it.
-            # Of scores, softmax sees to that.
-            error = error + 0.0 * found.size
-        done = Computed(value, error, found.norm, found.headwise, found.least, found.tilt)
-        if "size" in vars(found):
-            vars(done)["size"] = found.size
-        return done
+    def _inputs(self, place: int) -> tuple[int, ...]:
+        """What a node reads; the mixed values of an attention its queries, keys and values."""
+        found = self._attention.get(place)
+        return found[0] if found else self.program.nodes[place].inputs
+
+    def _step(self, program: Program, place: int, known: dict[int, Computed]) -> Computed:
+        """The value of a node, and what it may be off."""
+        op, exact = program.nodes[place].op, self.exact.nodes[place].op
+        inputs = [known[source] for source in self._inputs(place)]
+        if place in self._attention:
+            assert isinstance(op, Mix)
+            found = attention(op, self._attention[place][1], *inputs)
+        elif isinstance(op, Affine) and isinstance(exact, Affine) and place in self._heads:
+            found = affine_by_heads(op, exact, self._heads[place], *inputs)
+        else:
+            found = step(op, exact, op.evaluate(*(c.value for c in inputs)), *inputs)
+        return replace(found, error=found.error * (1 + UP) + _nothing(found.value.dtype))
 
 
 def _shared(program: Program) -> set[int]:
@@ -198,6 +226,29 @@ def _shared(program: Program) -> set[int]:
         if isinstance(node.op, Input) or (alone and found.issuperset(node.inputs)):
             found.add(index)
     return found
+
+
+def _attentions(program: Program) -> dict[int, tuple[tuple[int, int, int], Scores]]:
+    """Where values are mixed by the softmax of scores: the queries, keys and values, and the scores."""
+    found = {}
+    for place, node in enumerate(program.nodes):
+        if isinstance(node.op, Mix):
+            weights, values = node.inputs
+            softmax = program.nodes[weights]
+            scores = program.nodes[softmax.inputs[0]] if isinstance(softmax.op, Softmax) else softmax
+            if not isinstance(scores.op, Scores) or scores.op.heads != node.op.heads:
+                raise BuffetError("runs with an account of rounding need the softmax of scores in attention")
+            found[place] = (*scores.inputs, values), scores.op
+    return found
+
+
+def _joined(parts: Sequence[Computed]) -> Computed:
+    """A table in one piece."""
+    first = parts[0]
+    value, error, sizes = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("value", "error", "sizes")
+    )
+    return Computed(value, error, first.norm, first.heads, first.least, sizes)
 
 
 def _unit(dtype: torch.dtype, terms: int = 0) -> float:
@@ -226,22 +277,35 @@ def _absolute(op: Affine | Diagonal, x: Computed) -> Tensor:
 
 @step.register
 def _affine(op: Affine, exact: Affine, value: Tensor, x: Computed) -> Computed:
-    dtype = value.dtype
-    stretch = exact.largest_column if x.norm == 1 and not x.headwise else exact.spectral_norm
-    rounded = _unit(dtype, op.weight.shape[1]) * (exact.frobenius_norm * x.size + frobenius(exact.bias))
+    stretch = exact.largest_column if x.norm == 1 else exact.spectral_norm
+    rounded = _unit(value.dtype, op.weight.shape[1]) * (exact.frobenius_norm * x.size + frobenius(exact.bias))
     return Computed(value, stretch * x.rows + rounded + _absolute(op, x), least=exact.least)
+
+
+def affine_by_heads(op: Affine, exact: Affine, heads: int, x: Computed) -> Computed:
+    """The same for what every head has of a row: of matrices of low rank that is no more than of the row."""
+    value, parts = op.evaluate(x.value), exact.parts(heads)
+    norms = [(part.spectral_norm, part.frobenius_norm, frobenius(part.bias)) for part in parts]
+    stretch, sizes, bias = x.rows.new_tensor(norms).unbind(-1)
+    rounded = _unit(value.dtype, op.weight.shape[1]) * (sizes * x.size.unsqueeze(-1) + bias)
+    error = stretch * x.rows.unsqueeze(-1) + rounded + _absolute(op, x).unsqueeze(-1)
+    return Computed(value, error, heads=heads)
 
 
 @step.register
 def _diagonal(op: Diagonal, exact: Diagonal, value: Tensor, x: Computed) -> Computed:
     largest = float(exact.weight.abs().max())
-    rounded = _unit(value.dtype) * (largest * x.size + frobenius(exact.bias))
-    return Computed(value, largest * x.rows + rounded + _absolute(op, x))
+    size = largest * x.size + frobenius(exact.bias)
+    unit = _unit(value.dtype)
+    return Computed(
+        value, largest * x.rows + unit * size + _absolute(op, x), known=(1 + unit) * size + _absolute(op, x)
+    )
 
 
 @step.register
 def _center(op: Center, exact: Center, value: Tensor, x: Computed) -> Computed:
-    return Computed(value, x.rows + _unit(value.dtype, value.shape[-1]) * x.size)
+    unit = _unit(value.dtype, value.shape[-1])
+    return Computed(value, x.rows + unit * x.size, known=(1 + unit) * x.size + _nothing(value.dtype))
 
 
 @step.register
@@ -252,7 +316,7 @@ def _offset(op: Offset, exact: Offset, value: Tensor, x: Computed) -> Computed:
 
 @step.register
 def _first(op: First, exact: First, value: Tensor, x: Computed) -> Computed:
-    return Computed(value, x.rows[..., :1])
+    return Computed(value, x.rows[..., :1], known=x.size[..., :1])
 
 
 @step.register
@@ -263,7 +327,8 @@ def _mean(op: Mean, exact: Mean, value: Tensor, x: Computed) -> Computed:
 
 @step.register
 def _add(op: Add, exact: Add, value: Tensor, x: Computed, y: Computed) -> Computed:
-    return Computed(value, x.rows + y.rows + _unit(value.dtype) * (x.size + y.size))
+    size = _norm(value)
+    return Computed(value, x.rows + y.rows + _unit(value.dtype) * size, known=size)
 
 
 @step.register
@@ -282,15 +347,18 @@ def _linear(op: Linear, exact: Linear, value: Tensor, x: Computed) -> Computed:
 def _apply(op: Apply, exact: Apply, value: Tensor, x: Computed) -> Computed:
     function = FUNCTIONS[op.function]
     info = torch.finfo(value.dtype)
+    # What is not finite must not be forgotten where a function makes a number of it.
+    size = x.size if x.known is None else x.size + 0.0 * _norm(x.value)
+    rows = x.rows + 0.0 * size
     if op.function == "square":
-        grown = x.rows * (2 * x.size + x.rows)  # Σ|x'² − x²| ≤ ‖x' − x‖ ‖x' + x‖
-        own = 2 * info.eps * x.size * x.size
-        return Computed(value, grown + own, norm=1.0, least=0.0)
-    if op.function in STEEPEST:
-        own = info.eps * function.relative * _norm(value) if function.relative else torch.zeros_like(x.rows)
-        return Computed(value, STEEPEST[op.function] * x.rows + own + function.condition * info.eps * x.size)
+        grown = rows * (2 * size + rows)  # Σ|x'² − x²| ≤ ‖x' − x‖ ‖x' + x‖
+        return Computed(value, grown + 2 * info.eps * size * size, norm=1.0, least=0.0)
+    if op.function in STEEPEST:  # |f(x)| ≤ |x|
+        own = (function.relative + function.condition) * info.eps * size
+        known = size * (1 + UP) + own + _nothing(value.dtype)
+        return Computed(value, STEEPEST[op.function] * rows + own * (1 + UP), known=known)
     near = x.value.double()
-    reach = x.rows.unsqueeze(-1) * (1 + UP) + 2 * torch.finfo(torch.float64).eps * near.abs()
+    reach = rows.unsqueeze(-1) * (1 + UP) + 2 * torch.finfo(torch.float64).eps * near.abs()
     low, high = function.image(torch.stack([(near - reach).clamp_min(x.least * (1 - UP)), near + reach]))
     wide = value.double()
     off = torch.maximum((high - wide).abs(), (wide - low).abs()) + UP * (high - low)
@@ -305,61 +373,41 @@ def _rescale(op: Rescale, exact: Rescale, value: Tensor, x: Computed, y: Compute
     return Computed(value, op.scale * (grown + _unit(value.dtype) * x.size * largest))
 
 
-@step.register
-def _scores(op: Scores, exact: Scores, value: Tensor, q: Computed, k: Computed) -> Computed:
-    """The largest error of a query's scores, by heads; keys at their largest."""
-    terms = q.value.shape[-1] // op.heads
-    queries, keys = q.sizes(op.heads), k.sizes(op.heads).amax(-2, keepdim=True)
-    own, others = q.rows.unsqueeze(-1), k.rows.amax(-1)[..., None, None]
-    grown = queries * others + own * (keys + others)
-    error = abs(op.scale) * (grown + _unit(value.dtype, terms) * queries * keys)
-    return Computed(value, error, norm=math.inf, headwise=True)
+def attention(op: Mix, scores: Scores, q: Computed, k: Computed, v: Computed) -> Computed:
+    """Values mixed by the softmax of scores; of keys and values, for every head the largest size and error.
 
-
-@step.register
-def _softmax(op: Softmax, exact: Softmax, value: Tensor, scores: Computed) -> Computed:
-    """``p'/p`` is between e^{−2δ} and e^{2δ}; exponents err in units of the scores' largest difference."""
-    s = scores.value.unflatten(-1, (op.heads, -1))
-    low, high = s.aminmax(dim=-1)
-    apart = (high.double() - low.double()) * (1 + UP)
-    info = torch.finfo(value.dtype)
-    units = s.shape[-1] + EXP_UNITS + 4 * apart.clamp_max(800.0)
-    own = units * info.eps + s.shape[-1] * 4 * info.tiny + 0.0 * apart
-    delta = scores.by_heads(op.heads, math.inf)
-    return Computed(value, torch.expm1(2 * delta) + own, norm=1.0, headwise=True, tilt=(delta, own))
-
-
-@step.register
-def _mix(op: Mix, exact: Mix, value: Tensor, p: Computed, v: Computed) -> Computed:
-    """Other weights on the same values, and the same weights on other values, over all heads h.
-
-    Weights of scores that are off by δ or less, ``p'_j = p_j e^{Δ_j} / Σ p e^Δ``, move the mean o by
+    A score is off by δ or less: by what queries and keys are, and their product's rounding. Weights of such
+    scores, ``p'_j = p_j e^{Δ_j} / Σ p e^Δ`` with ``|Δ_j| ≤ δ``, move the mean ``o = Σ p_j v_j`` by
 
         ‖Σ_j p'_j (v_j − o)‖  =  ‖Σ_j p_j (e^{Δ_j} − 1)(v_j − o)‖ / Σ p e^Δ
-                              ≤  e^δ (e^δ − 1) · √(Σ p_j ‖v_j‖² − ‖o‖²)
+                              ≤  e^δ (e^δ − 1) · √(Σ p_j ‖v_j‖² − ‖o‖²)  ≤  e^δ (e^δ − 1) · max_j ‖v_j‖
 
-    Values that are off by e_j move it by ``√Σ_j (max_h p'_hj) e_j²`` or less, as weights add up to 1.
+    Other values move it by no more than the one that is off most, as weights add up to 1. Computed weights
+    are off by ρ, relative to themselves: exponents err in units of the scores' largest difference.
     """
-    if p.tilt is None:
-        raise BuffetError("runs with an account of rounding need the weights of a softmax in attention")
-    delta, rho = p.tilt
-    info, weights = torch.finfo(value.dtype), p.value.unflatten(-1, (op.heads, -1))
-    tokens, sizes = weights.shape[-1], v.sizes(op.heads)
-    largest = sizes.amax(-2, keepdim=True)
-    shares = (sizes / largest).square().to(weights.dtype)
-    squares = torch.matmul(weights.transpose(-3, -2), shares.transpose(-2, -1).unsqueeze(-1)).squeeze(-1)
-    least = _norm(value.unflatten(-1, (op.heads, -1)), least=True) / abs(op.scale)
-    lost = rho + _unit(value.dtype, tokens)
-    spread = (squares.transpose(-2, -1).double() - (least / largest).square()).clamp_min(0) + 8 * lost
-    moved = delta.exp() * torch.expm1(delta) * spread.sqrt() * largest + rho * largest
-    rounded = _unit(value.dtype, tokens) * (1 + rho) * largest
-    most = v.rows.amax(-1, keepdim=True)
-    shares = (v.rows / most).square().nan_to_num(1.0).to(weights.dtype)  # 0/0: no value is off
-    carried = (weights.amax(-2) @ shares.unsqueeze(-1)).squeeze(-1).double()
-    carried = (carried * (1 + _unit(value.dtype, 2 * tokens)) + tokens * 4 * info.tiny) * most.square()
-    carried = carried * ((1 + rho) * (2 * delta).exp()).amax(-1)
-    found = torch.linalg.vector_norm(moved + rounded, dim=-1) + carried.sqrt()
-    return Computed(value, abs(op.scale) * found)
+    heads = op.heads
+    value = _mixed(scores.scale, *(c.value.unflatten(-1, (heads, -1)) for c in (q, k, v)))
+    dtype, keys, terms = value.dtype, k.value.shape[-2], q.value.shape[-1] // heads
+    info, scale = torch.finfo(dtype), abs(scores.scale)
+    own, queries = q.by_heads(heads)
+    (others, size), (carried, largest) = (
+        [part.amax(-2, keepdim=True) for part in c.by_heads(heads)] for c in (k, v)
+    )
+    product = queries * size
+    delta = scale * (queries * others + own * (size + others) + _unit(dtype, terms) * product)
+    delta = delta * (1 + UP) + _nothing(dtype)
+    apart = 2 * scale * product
+    units = keys + EXP_UNITS * (1 + keys // BLOCK) + 4 * apart.clamp_max(800.0)
+    rho = units * info.eps + keys * 4 * info.tiny + 0.0 * apart
+    moved = (delta.exp() * torch.expm1(delta) + rho + _unit(dtype, keys) * (1 + rho)) * largest
+    known = (1 + rho + _unit(dtype, keys)) * largest
+    error, known = abs(op.scale) * _root(moved + carried), abs(op.scale) * _root(known)
+    return Computed(value if op.scale == 1 else op.scale * value, error, known=known + _nothing(dtype))
+
+
+def _mixed(scale: float, *parts: Float[Tensor, "points _ heads _"]) -> Float[Tensor, "points queries features"]:
+    q, k, v = (part.transpose(-3, -2) for part in parts)
+    return scaled_dot_product_attention(q, k, v, scale=scale).transpose(-3, -2).flatten(-2)
 
 
 def batch_size(program: Program, tokens: int, width: int) -> int:
