@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import buffet
+from buffet.branching import stems
+from buffet.certificates import certificate
 from buffet.certificates.certificate import Question, certify
+from buffet.loading import OnnxModel
 from buffet.methods import method_named
 from buffet_checker.balls import Array
 from buffet_checker.check import Result, judge
@@ -81,6 +84,9 @@ class Recorder:
         right = Claimed._settle
 
         def settle(claimed: Claimed, index: int, node: Node) -> None:
+            if type(claimed) is not Claimed:  # a part of the region, with boxes of its own
+                right(claimed, index, node)
+                return
             tensors, derived = claimed.tensors, dict(claimed.derived)
             before = claimed.boxes[index], claimed.escapes[index]
             claimed.tensors = _Unclaimed(tensors)  # type: ignore[assignment]
@@ -164,6 +170,7 @@ class Recipe:
     change: Change = _plain
     seed: int = 1
     lead: float = 0.0  # added to the logit of the label
+    stored: bool = False  # whether the network is one that the certificate stores
 
 
 def _ball(p: float, eps: float, *words: int) -> Callable[[torch.Tensor], buffet.Region]:
@@ -231,21 +238,37 @@ RECIPES: Mapping[str, Recipe] = {
     "cells": Recipe({}, _ball(2, 0.01), buffet.METHODS["lse"], seed=1),
     "cells of L1": Recipe({}, _ball(1, 0.01), buffet.METHODS["lse"], seed=1),
     "tree": Recipe({"hidden_act": "relu"}, _ball(2, 1.4), buffet.METHODS["buffet"], seed=5),
+    "stored": Recipe(
+        {"layer_norm": "standard", "layer_norm_eps": 0.1, "norm_position": "pre"},
+        lambda x: buffet.Box(x, x - 5e-5, x + 3e-5, words=[1, 2]),
+        buffet.METHODS["backward"],
+        seed=4,
+        stored=True,
+    ),
 }
+FURTHER: Mapping[str, Recipe] = {
+    "stems": Recipe({"hidden_act": "relu"}, _ball(2, 1.4), method_named("buffet", rivals=()), seed=5),
+}
+"""Bases of forged certificates only."""
 
 
 @cache
 def base(name: str) -> Base:
     """The certificate of a recipe: its boxes are claimed with some room, its margins barely."""
-    recipe = RECIPES[name]
-    with TemporaryDirectory() as folder:
+    recipe = {**RECIPES, **FURTHER}[name]
+    with TemporaryDirectory() as folder, _stems_of_their_own(name == "stems"):
         directory = write_variant(Path(folder) / "model", {**SMALL, **recipe.network}, recipe.seed)
         model = buffet.load(directory, check=False)
         if recipe.lead:
             model = _leading(directory, model, recipe.lead)
-        _, content, checkpoint = certify(
-            model, [Question.of(model, recipe.region(model.embed("a film")))], recipe.method
-        )
+        asked = Question.of(model, recipe.region(model.embed("a film")))
+        if recipe.stored:
+            model, asked = _in_onnx(directory, model)  # type: ignore[assignment]
+        _, content, checkpoint = certify(model, [asked], recipe.method)
+        if isinstance(model, OnnxModel):
+            checkpoint = replace(
+                checkpoint, run=lambda path, x: model.outputs_of(torch.from_numpy(x)).numpy()
+            )
     opened = Opened.of(content)
     recipe.change(opened, np.random.default_rng(0))
     if name.startswith("cells"):
@@ -253,7 +276,7 @@ def base(name: str) -> Base:
     if name.startswith("parts"):
         _in_parts(opened)
     for claim in opened.head["claims"]:
-        claim["margins"] = [1e-9] * len(claim["margins"])
+        claim["margins"] = [m and 1e-9 for m in claim["margins"]]
     opened.tensors = {k: v for k, v in opened.tensors.items() if ".box." not in k}
     claims: dict[str, Array] = {}
     with Recorder(claims=claims).listening():
@@ -261,6 +284,38 @@ def base(name: str) -> Base:
     assert result.accepted, f"{name}: {result.reason}"
     opened.tensors |= claims
     return settled(opened.close(), checkpoint)
+
+
+def _in_onnx(directory: Path, model: buffet.Model) -> tuple[OnnxModel, Question]:
+    """The same network as one that is not a checkpoint's, with a row more.
+
+    The margins of its answer are to be positive, or else the first of them negative: a case of two rows.
+    """
+    path = directory / "model.onnx"
+    path.write_bytes(b"a network")
+    x = model.embed("a film").double()
+    rows = torch.cat([x, torch.zeros_like(x[:1])])
+    layout = torch.arange(rows.numel()).view_as(rows)
+    layout[-1] = -1
+    found = OnnxModel("model", path, model.program64, (x.numel(),), layout)
+    margins = buffet.Property.margins(int(found.program64.evaluate(rows).argmax()), found.outputs).rows
+    last = len(margins)
+    cases = ((0, last), *((r,) for r in range(1, last)))
+    asked = buffet.Property(torch.cat([margins, -margins[:1]]), torch.zeros(last + 1).double(), cases)
+    return found, Question(RECIPES["stored"].region(rows), asked)
+
+
+@contextmanager
+def _stems_of_their_own(wanted: bool) -> Iterator[None]:
+    """Trees grow from parts of the region that have boxes of their own, and few leaves."""
+    before = stems.Trunk._pays, certificate.POLICY
+    if wanted:
+        stems.Trunk._pays = lambda *args: True  # type: ignore[method-assign]
+        certificate.POLICY = replace(before[1], leaves=2)
+    try:
+        yield
+    finally:
+        stems.Trunk._pays, certificate.POLICY = before  # type: ignore[method-assign]
 
 
 def _leading(directory: Path, model: buffet.Model, lead: float) -> buffet.Model:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -138,6 +141,95 @@ def _whole_only(opened: Opened) -> None:
     }
 
 
+def _another_network(opened: Opened) -> None:
+    number = len(opened.head["network"]["steps"])
+    opened.tensors[f"network.{number}.weight"] = 1.01 * opened.tensors[f"network.{number}.weight"]
+
+
+def _other_file(opened: Opened) -> None:
+    opened.head["model"]["onnx"] = "0" * 64
+
+
+def _entry_twice(opened: Opened) -> None:
+    layout = opened.tensors["network.layout"]
+    layout[layout == layout.max()] = 0
+
+
+def _row_of_nothing(opened: Opened) -> None:
+    center = opened.tensors["query.0.center"]
+    center[-1, 0] = 1e-3
+    _rehashed(opened)
+
+
+def _rehashed(opened: Opened) -> None:
+    center = np.ascontiguousarray(opened.tensors["query.0.center"])
+    opened.head["queries"][0]["input"] = hashlib.sha256(center.tobytes()).hexdigest()
+
+
+def _blank_moves(opened: Opened) -> None:
+    """The row that nothing is read into is no longer 0 in the region."""
+    opened.claim["region"]["moved"].append(len(opened.tensors["query.0.center"]) - 1)
+    for side in ("lower", "upper"):
+        ends = opened.tensors[f"0.region.{side}"]
+        opened.tensors[f"0.region.{side}"] = np.concatenate([ends, np.full_like(ends[:1], 1e-9)])
+
+
+def _open_case(opened: Opened) -> None:
+    asked = opened.head["queries"][0]["property"]
+    asked["cases"].append([len(asked["rows"]) - 1])
+
+
+def _unclaimed_row(opened: Opened) -> None:
+    opened.claim["margins"] = [None for _ in opened.claim["margins"]]
+
+
+def _open_query(opened: Opened) -> None:
+    opened.head["queries"].append(copy.deepcopy(opened.head["queries"][0]))
+    opened.tensors["query.1.center"] = opened.tensors["query.0.center"]
+
+
+def _turned_property(opened: Opened) -> None:
+    asked = opened.head["queries"][0]["property"]
+    asked["rows"] = [[-value for value in row] for row in asked["rows"]]
+
+
+def _rounded_twice(opened: Opened) -> None:
+    """A constant that is rounded where outputs are subtracted, though it is no layer of its own."""
+    number = len(opened.head["network"]["steps"])
+    bias = opened.tensors[f"network.{number}.bias"].astype(np.float64)
+    opened.tensors[f"network.{number}.bias"] = bias * (1 + 1e-9)
+    opened.head["queries"][0]["property"]["offsets"][0] = 1e-9
+
+
+def _negative_scale(opened: Opened) -> None:
+    """The same network, its scores the negative ones of negative queries."""
+    for step in opened.head["network"]["steps"]:
+        if step["kind"] == "scores":
+            step["scale"] *= -1
+            for part in ("weight", "bias"):
+                opened.tensors[f"network.{step['inputs'][0]}.{part}"] *= -1
+
+
+def _more_than_stored_proves(opened: Opened) -> None:
+    opened.claim["margins"] = [m and 100.0 for m in opened.claim["margins"]]
+
+
+def _stem_of_another_leaf(opened: Opened) -> None:
+    leaves = opened.claim["trees"][0]
+    first = next(k for k, leaf in enumerate(leaves) if "stem" in leaf)
+    other = next(k for k, leaf in enumerate(leaves) if leaf.get("stem") != leaves[first]["stem"])
+    lost, own = f"0.stem.{leaves[other]['stem']}.", [f"0.leaf.0.{k}." for k in (first, other)]
+    kept = {n: v for n, v in opened.tensors.items() if not n.startswith((lost, own[1]))}
+    again = {n.replace(own[0], own[1]): v for n, v in kept.items() if n.startswith(own[0])}
+    opened.tensors = {**kept, **again}
+    for leaf in leaves[other:]:
+        leaf |= {key: leaves[first][key] for key in ("stem", "derivations")}
+
+
+def _more_than_stems_prove(opened: Opened) -> None:
+    opened.claim["margins"] = [m + 1e-9 for m in base("stems").result.proofs[0].margins]
+
+
 def _huge(opened: Opened) -> None:
     box = next(name for name in opened.tensors if ".box." in name)
     opened.tensors[box] = opened.tensors[box] * 1e200 + np.array([-1e200, 1e200])[:, None, None]
@@ -170,8 +262,26 @@ FORGED: Mapping[str, tuple[str, Callable[[Opened], None]]] = {
     "other sides of all cuts": ("tree", _other_sides),
     "more than leaves prove": ("tree", _more_than_leaves_prove),
     "a whole that only leaves prove": ("tree", _whole_only),
+    "another network than the file's": ("stored", _another_network),
+    "another file": ("stored", _other_file),
+    "an entry of the input in two places": ("stored", _entry_twice),
+    "a row of nothing that is something": ("stored", _row_of_nothing),
+    "an entry of nothing that is never 0": ("stored", _blank_moves),
+    "a case that nothing proves": ("stored", _open_case),
+    "rows of which nothing is claimed": ("stored", _unclaimed_row),
+    "a query that nothing answers": ("stored", _open_query),
+    "the opposite of a property": ("stored", _turned_property),
+    "a constant that is rounded twice": ("stored", _rounded_twice),
+    "a negative factor": ("stored", _negative_scale),
+    "more than what is stored proves": ("stored", _more_than_stored_proves),
+    "a leaf of another stem": ("stems", _stem_of_another_leaf),
+    "more than stems prove": ("stems", _more_than_stems_prove),
     "absurd numbers": ("baseline", _huge),
 }
+
+
+UNRUN = ("an entry of the input in two places", "an entry of nothing that is never 0")
+"""Where nobody runs the file, which would be noticed otherwise."""
 
 
 @cache
@@ -181,4 +291,6 @@ def forged(name: str) -> tuple[bytes, Checkpoint]:
     known = base(source)
     opened = Opened.of(known.content)
     change(opened)
+    if name in UNRUN:
+        return opened.close(), replace(known.checkpoint, run=None)
     return opened.close(), known.checkpoint

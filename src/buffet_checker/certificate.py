@@ -67,6 +67,15 @@ class Leaf:
 
     cuts: tuple[Cut, ...]
     derivations: tuple[Derivation, ...]
+    stem: int | None = None  # whose boxes and choices it shares; None: those of the whole
+
+
+@dataclass(frozen=True)
+class Stem:
+    """A part of a region in which everything is derived anew."""
+
+    cuts: tuple[Cut, ...]
+    derivations: tuple[Derivation, ...]
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class Claim:
     derivations: tuple[Derivation, ...]
     trees: tuple[tuple[Leaf, ...], ...] = ()  # each covers the region
     query: int = 0
+    stems: tuple[Stem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ def _sentence(raw: Any) -> Sentence:
 def _claim(number: int, raw: Any, schema: int, queries: int) -> Claim:
     where, of_query = f"claims[{number}]", {"query"} if schema == OF_QUERIES else set()
     needed = {"graph", "nodes", "region", "margins", "derivations"} | of_query
-    claim = fields.mapping(raw, where, needed, {"method", "trees"})
+    claim = fields.mapping(raw, where, needed, {"method", "trees", "stems"})
     query = fields.count(claim.get("query", 0), f"{where}.query")
     if query >= queries:
         raise RejectedError(f"{where}.query is {query}; there are {queries} queries")
@@ -211,6 +221,7 @@ def _claim(number: int, raw: Any, schema: int, queries: int) -> Claim:
             for i, tree in enumerate(fields.sequence(claim.get("trees", []), f"{where}.trees"))
         ),
         query=query,
+        stems=_stems(claim.get("stems", []), f"{where}.stems"),
     )
 
 
@@ -221,10 +232,25 @@ def _tree(raw: Any, where: str) -> tuple[Leaf, ...]:
     found = []
     for number, raw_leaf in enumerate(leaves):
         own = f"{where}[{number}]"
-        leaf = fields.mapping(raw_leaf, own, {"cuts", "derivations"})
-        cuts = tuple(_cut(cut, f"{own}.cuts") for cut in fields.sequence(leaf["cuts"], f"{own}.cuts"))
-        found.append(Leaf(cuts, _derivations(leaf["derivations"], f"{own}.derivations")))
+        leaf = fields.mapping(raw_leaf, own, {"cuts", "derivations"}, {"stem"})
+        stem = fields.count(leaf["stem"], f"{own}.stem") if "stem" in leaf else None
+        derivations = _derivations(leaf["derivations"], f"{own}.derivations")
+        found.append(Leaf(_cuts(leaf["cuts"], f"{own}.cuts"), derivations, stem))
     return tuple(found)
+
+
+def _stems(raw: Any, where: str) -> tuple[Stem, ...]:
+    found = []
+    for number, given in enumerate(fields.sequence(raw, where)):
+        own = f"{where}[{number}]"
+        stem = fields.mapping(given, own, {"cuts", "derivations"})
+        derivations = _derivations(stem["derivations"], f"{own}.derivations")
+        found.append(Stem(_cuts(stem["cuts"], f"{own}.cuts"), derivations))
+    return tuple(found)
+
+
+def _cuts(raw: Any, where: str) -> tuple[Cut, ...]:
+    return tuple(_cut(cut, where) for cut in fields.sequence(raw, where))
 
 
 def _cut(raw: Any, where: str) -> Cut:

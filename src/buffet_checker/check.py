@@ -133,13 +133,17 @@ def _proofs(found: Certificate, number: int, query: Query, network: Network, sub
     """The proofs of all claims of a query."""
     rows = _rows(found, query, network)
     claims = [claim for claim in found.claims if claim.query == number]
-    if not claims:
-        raise RejectedError(f"queries[{number}]: no claim answers it")
+    _check_answered(claims, number)
     proofs = []
     for members in groups(claims, rows, found.tensors):
         parts = [_prove(found, claim, network, rows, subject) for claim in members]
         proofs.append(_together(parts, region_of(members[0], rows, found.tensors, whole=True)))
     return proofs
+
+
+def _check_answered(claims: Sequence[Claim], number: int) -> None:
+    if not claims:
+        raise RejectedError(f"queries[{number}]: no claim answers it")
 
 
 def _network(certificate: Certificate, model: Model) -> Network:
@@ -167,9 +171,14 @@ def _rows(certificate: Certificate, query: Query, network: Network) -> Array:
     assert stored is not None
     if sha256(np.ascontiguousarray(stored).tobytes()) != query.input:
         raise RejectedError("input: the rows of the sentence have another hash")
-    if isinstance(network, Program) and rows[network.layout < 0].any():
-        raise RejectedError(f"{query.center}: rows that nothing is read into have to be 0")
+    if isinstance(network, Program):
+        _check_zero(network, rows, query)
     return rows
+
+
+def _check_zero(program: Program, rows: Array, query: Query) -> None:
+    if rows[program.layout < 0].any():
+        raise RejectedError(f"{query.center}: rows that nothing is read into have to be 0")
 
 
 def _subject(certificate: Certificate, model: Model, network: Network, digest: str) -> Subject:

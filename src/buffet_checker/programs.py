@@ -127,9 +127,7 @@ def _step(number: int, raw: Any, before: Sequence[Step], shapes: Sequence[Shape]
     if "heads" in keys:
         given["heads"] = fields.count(keys["heads"], f"{where}.heads")
     if "scale" in keys:
-        given["scale"] = fields.number(keys["scale"], f"{where}.scale")
-        if not given["scale"] > 0:
-            raise RejectedError(f"{where}.scale must be > 0")
+        given["scale"] = _positive(fields.number(keys["scale"], f"{where}.scale"), f"{where}.scale")
     if "function" in keys:
         if keys["function"] not in FUNCTIONS:
             raise RejectedError(f"{where}.function is none of {', '.join(FUNCTIONS)}")
@@ -147,6 +145,13 @@ def _step(number: int, raw: Any, before: Sequence[Step], shapes: Sequence[Shape]
     elif kind == "offset":
         given["bias"] = tensors.need(f"{name}.bias", [(tokens, width)])
     return Step(kind, inputs, given)
+
+
+def _positive(value: float, where: str) -> float:
+    """Sizes of products are taken times it."""
+    if not value > 0:
+        raise RejectedError(f"{where} must be > 0")
+    return value
 
 
 def _least(source: Step, weight: Array, bias: Array) -> float:

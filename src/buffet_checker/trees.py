@@ -10,12 +10,16 @@ Everything that was derived for the region holds in its parts. In a leaf, the bo
 at t, so that the lines of its function are nearer, and the margins are substituted once more. For a deployed
 run the leaf is the one that its own, deployed, values are in: where its d may be outside of the region's box
 by an escape, it is outside of the leaf's by no more, as it does not pass t.
+
+A *stem* is a part of the region in which everything is derived anew, node by node, with the boxes of entries
+that are cut ending there. Its leaves are those that name all of its cuts: what is derived for the stem holds
+in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +27,7 @@ from buffet_checker.arrays import Tensors
 from buffet_checker.balls import Array, down
 from buffet_checker.certificate import Cut, Leaf
 from buffet_checker.errors import RejectedError
+from buffet_checker.graph import Node
 from buffet_checker.intervals import Box
 from buffet_checker.pieces import Piece
 from buffet_checker.substitution import Claimed
@@ -43,7 +48,9 @@ def with_trees(whole: Claimed, margins: Margins) -> Margins:
             raise RejectedError(
                 f"claims[{whole.claim.number}].trees[{number}]: the leaves do not add up to the whole"
             )
-        found = [leaf_margins(whole, leaf, f"{where}.{k}") for k, leaf in enumerate(tree)]
+        found, stems = [], _Stems(whole)
+        for k, leaf in enumerate(tree):
+            found.append(leaf_margins(stems.of(leaf, f"{where}.{k}"), leaf, f"{where}.{k}"))
         leaves, leaves_deployed = (np.min(side, 0) for side in zip(*found, strict=True))
         exact, deployed = np.maximum(exact, leaves), np.fmax(deployed, leaves_deployed)
     return exact, deployed
@@ -97,20 +104,18 @@ def clipped(box: Box, cut: Cut) -> Box:
 
 
 def _inside(whole: Claimed, leaf: Leaf, name: str) -> _Inside:
-    read = {node.inputs[0] for node in whole.nodes if node.kind == "apply"}
+    _check_cuts(whole, leaf.cuts, name)
     boxes = list(whole.boxes)
     for cut in leaf.cuts:
-        if cut.node not in read:
-            raise RejectedError(f"{name}: a cut of node {cut.node}, which no function reads")
-        if cut.entry >= whole.values[cut.node].size:
-            raise RejectedError(f"{name}: a cut of entry {cut.entry} of node {cut.node}, which has fewer")
         boxes[cut.node] = clipped(boxes[cut.node], cut)
     return _Inside(
         nodes=whole.nodes,
         values=whole.values,
         region=whole.region,
         claim=whole.claim,
-        tensors=_Own(whole.tensors.stored, whole.tensors.used, f"{whole.claim.number}.", f"{name}."),
+        tensors=_Own(
+            whole.tensors.stored, whole.tensors.used, f"{whole.claim.number}.", f"{name}.", whole.tensors
+        ),
         residuals=whole.residuals,
         roundings=whole.roundings,
         boxes=boxes,
@@ -122,20 +127,75 @@ def _inside(whole: Claimed, leaf: Leaf, name: str) -> _Inside:
     )
 
 
+def _check_cuts(whole: Claimed, cuts: Sequence[Cut], name: str) -> None:
+    read = {node.inputs[0] for node in whole.nodes if node.kind == "apply"}
+    for cut in cuts:
+        if cut.node not in read:
+            raise RejectedError(f"{name}: a cut of node {cut.node}, which no function reads")
+        if cut.entry >= whole.values[cut.node].size:
+            raise RejectedError(f"{name}: a cut of entry {cut.entry} of node {cut.node}, which has fewer")
+
+
 @dataclass
 class _Own(Tensors):
-    """The arrays of a leaf: those that have its name and, where there is none, those of its claim."""
+    """The arrays of a part, under the names that its claim has for them; `shared`: where it has none."""
 
     claim: str = ""
-    leaf: str = ""
+    name: str = ""
+    shared: Tensors | None = None
 
     def get(self, name: str, shapes: list[tuple[int, ...]], share: bool = False) -> Array | None:
-        own = super().get(self.leaf + name.removeprefix(self.claim), shapes, share)
-        return super().get(name, shapes, share) if own is None else own
+        own = super().get(self.name + name.removeprefix(self.claim), shapes, share)
+        return self.shared.get(name, shapes, share) if own is None and self.shared else own
 
     def has(self, prefix: str) -> bool:
-        """Whether the leaf has arrays of its own for a node under a set of choices."""
-        return any(f"{self.leaf}{prefix}.{name}" in self.stored.tensors for name in CHOICES)
+        """Whether the part has arrays of its own for a node under a set of choices."""
+        return any(f"{self.name}{prefix}.{name}" in self.stored.tensors for name in CHOICES)
+
+
+@dataclass
+class _Stem(Claimed):
+    """Everything derived anew for the part of the region on these sides of some cuts."""
+
+    cuts: tuple[Cut, ...] = ()
+
+    def _settle(self, index: int, node: Node) -> None:
+        super()._settle(index, node)
+        for cut in self.cuts:
+            if cut.node == index:
+                self.boxes[index] = clipped(self.boxes[index], cut)
+
+
+@dataclass
+class _Stems:
+    """The stems of a claim, one at a time: leaves of one follow each other."""
+
+    whole: Claimed
+    number: int | None = None
+    found: Claimed | None = None
+
+    def of(self, leaf: Leaf, name: str) -> Claimed:
+        """What the boxes of a leaf are made from."""
+        if leaf.stem is None:
+            return self.whole
+        stems = self.whole.claim.stems
+        if leaf.stem >= len(stems):
+            raise RejectedError(f"{name}: there is no stem {leaf.stem}")
+        if not set(stems[leaf.stem].cuts) <= set(leaf.cuts):
+            raise RejectedError(f"{name}: is no part of stem {leaf.stem}")
+        if self.found is None or self.number != leaf.stem:
+            self.number, self.found = leaf.stem, self._derived(leaf.stem)
+        return self.found
+
+    def _derived(self, number: int) -> Claimed:
+        whole, claim = self.whole, self.whole.claim
+        stem, name = claim.stems[number], f"{claim.number}.stem.{number}"
+        _check_cuts(whole, stem.cuts, name)
+        own = replace(claim, derivations=stem.derivations, trees=(), stems=())
+        tensors = _Own(whole.tensors.stored, whole.tensors.used, f"{claim.number}.", f"{name}.")
+        found = _Stem(whole.nodes, whole.values, whole.region, own, tensors, cuts=stem.cuts)
+        found.margins()
+        return found
 
 
 @dataclass

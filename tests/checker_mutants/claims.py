@@ -16,6 +16,8 @@ from buffet_checker import (
     deployed,
     known,
     pieces,
+    programs,
+    properties,
     regions,
     rows,
     substitution,
@@ -217,6 +219,42 @@ def _first_kept(right: Any) -> Any:
     return wrong
 
 
+# --- networks that are stored, and properties -----------------------------------------------------------
+
+
+def _unread_layout(right: Any) -> Any:
+    def wrong(tensors: Any) -> Any:
+        return tensors.need("network.layout", [tensors.stored.tensors["network.layout"].shape])
+
+    return wrong
+
+
+def _first_case(right: Any) -> Any:
+    return lambda goal, rows: right(goal, rows)[:2]
+
+
+def _always_least(right: Any) -> Any:
+    return lambda source, weight, bias: float(bias.min())
+
+
+def _fits(*given: Any) -> None:
+    pass
+
+
+_STORED = (
+    Mutant("agreement with the file", check, "measured", fixed(_fits), "forgery"),
+    Mutant("places of entries", programs, "_layout", _unread_layout, "forgery"),
+    Mutant("rows of nothing", check, "_check_zero", fixed(_fits), "forgery"),
+    Mutant("entries of nothing", check, "_check_blank", fixed(_fits), "forgery"),
+    Mutant("cases", check, "cases_of", _first_case, "forgery"),
+    Mutant("what is claimed", check, "_check_margins", fixed(_fits), "forgery"),
+    Mutant("queries", check, "_check_answered", fixed(_fits), "forgery"),
+    Mutant("factors", programs, "_positive", fixed(lambda value, where: value), "forgery"),
+    Mutant("constants of rows", properties, "_exact", fixed(lambda *given: True), "forgery"),
+    Mutant("least of any sum", programs, "_least", _always_least),
+)
+
+
 # --- trees --------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +306,16 @@ def _halves_may_miss(right: Any) -> Any:
     return wrong
 
 
+def _any_stem(right: Any) -> Any:
+    def wrong(self: Any, leaf: Any, name: str) -> Any:
+        cuts = () if leaf.stem is None else self.whole.claim.stems[leaf.stem].cuts
+        return right(self, replace(leaf, cuts=(*leaf.cuts, *cuts)), name)
+
+    return wrong
+
+
 _TREES = (
+    Mutant("parts of stems", trees._Stems, "of", _any_stem, "forgery"),
     Mutant("coverage of leaves", trees, "covers", fixed(lambda paths: True), "forgery"),
     Mutant("both halves of a cut", trees, "covers", _halves_may_miss, "forgery"),
     Mutant("thresholds of cuts", certificate.Cut, "place", _without_threshold, "forgery"),
@@ -370,4 +417,4 @@ _DEPLOYED = (
     Mutant("wobble of exact forms", Claimed, "_visit", _local_wobble, "slack"),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*_REGIONS, *_CLAIMS, *_TREES, *_DEPLOYED)
+MUTANTS: tuple[Mutant, ...] = (*_REGIONS, *_CLAIMS, *_STORED, *_TREES, *_DEPLOYED)

@@ -81,11 +81,12 @@ def clipped(limits: Limits, boxes: Mapping[int, Box]) -> dict[int, Box]:
     found = dict(boxes)
     for index in {node for node, _ in limits}:
         if index in boxes:
-            found[index] = _clipped(limits, index, boxes[index])
+            found[index] = within(limits, index, boxes[index])
     return found
 
 
-def _clipped(limits: Limits, index: int, box: Box) -> Box:
+def within(limits: Limits, index: int, box: Box) -> Box:
+    """The box of a node within limits."""
     own = {place: ends for (node, place), ends in limits.items() if node == index}
     if not own:
         return box
@@ -115,25 +116,29 @@ class Ground:
         Where new ones are not to be trusted, as rounding may be too much of them, the same ones are taken.
         """
         if anew:
-            store: Store = lambda index, box: _clipped(limits, index, box)  # noqa: E731
             with torch.no_grad():
-                fresh = bound_nodes(
-                    self.clean_run,
-                    self.bounds.region,
-                    Relaxer(self.product),
-                    self.propagation,
-                    dtype=self.bounds.dtype,
-                    chunk_bytes=self.bounds.chunk_bytes,
-                    tighten=self._tighten,
-                    store=store,
-                    deadline=deadline,
-                )
+                fresh = self.anew(limits, deadline)
                 if bool(margins(fresh, self.propagation).isfinite().all()):
                     return fresh
         boxes = clipped(limits, self.bounds.boxes)
         with torch.no_grad():
             fresh = replace(self.bounds, boxes=boxes, ranges={}, deadline=deadline)
             return fresh.relaxed(Relaxer(self.product), self.bounds.dtype)
+
+    def anew(self, limits: Limits, deadline: float | None) -> Bounds:
+        """A walk over the part of the region within limits."""
+        store: Store = lambda index, box: within(limits, index, box)  # noqa: E731
+        return bound_nodes(
+            self.clean_run,
+            self.bounds.region,
+            Relaxer(self.product),
+            self.propagation,
+            dtype=self.bounds.dtype,
+            chunk_bytes=self.bounds.chunk_bytes,
+            tighten=self._tighten,
+            store=store,
+            deadline=deadline,
+        )
 
     def _tighten(self, bounds: Bounds, nodes: Sequence[int], stops: Mapping[int, Stop]) -> dict[int, Box]:
         """Boxes with what was learned for them over the whole region."""

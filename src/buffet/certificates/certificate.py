@@ -22,6 +22,7 @@ from buffet.certificates.naming import sentence_of, spelling, substitutes
 from buffet.certificates.proof import Proof, Tensors
 from buffet.certificates.search import ROUNDING, Goal, Task, proofs
 from buffet.certificates.stored_network import stored
+from buffet.certificates.trees import stem_facts
 from buffet.errors import BuffetError
 from buffet.loading import Encoding, Model, OnnxModel
 from buffet.loading.onnx.runtime import run_if_possible
@@ -203,7 +204,7 @@ class _Claims:
             assert isinstance(self.model, Model)
             moved = region.moved[0].tolist()
             described |= substitutes(self.model, self.sentence, moved, description.choices)
-        self.tensors |= {**extra, **proof.tensors(task)}
+        self.tensors |= {**extra, **proof.tensors(str(task))}
         self.claims.append(
             {
                 "method": ", ".join((used.propagation, used.product, used.softmax, used.optimise)),
@@ -212,6 +213,7 @@ class _Claims:
                 "region": described,
                 "margins": claimed,
                 "derivations": proof.derivations,
+                **({"stems": [stem_facts(*stem) for stem in proof.stems]} if proof.stems else {}),
                 **({"trees": proof.trees} if proof.trees else {}),
                 **({} if query is None else {"query": query}),
             }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Stop
 from buffet.bounds.intervals import Box
+from buffet.branching.stems import Cuts, Limits, within
 from buffet.methods import Method
 from buffet.propagation.clean_run import CleanRun
 from buffet.propagation.plan import Derivation, first_row, plan_of
@@ -76,6 +77,7 @@ class Proof:
     used: set[tuple[int, int, str]] = field(default_factory=set)  # (set, node, name)
     trees: list[list[dict[str, object]]] = field(default_factory=list)  # each a list of leaves
     own_choices: Tensors = field(default_factory=dict)  # of leaves, by the name they are stored under
+    stems: list[tuple[Cuts, Proof]] = field(default_factory=list)  # parts with boxes of their own
     margins: Tensor = field(default_factory=lambda: torch.tensor([math.nan]))
 
     @property
@@ -118,12 +120,14 @@ class Proof:
     def _use(self, choices: int, nodes: Set[int]) -> None:
         self.used |= {(choices, n, name) for n in nodes for name in self.sets[choices].get(n, {})}
 
-    def tensors(self, number: int) -> Tensors:
+    def tensors(self, prefix: str) -> Tensors:
         """What is stored, by name."""
-        stored = {f"{number}.box.{index}": box for index, box in self.boxes.items()}
+        stored = {f"{prefix}.box.{index}": box for index, box in self.boxes.items()}
         for choices, index, name in sorted(self.used):
-            stored[f"{number}.{choices}.{index}.{name}"] = self.sets[choices][index][name]
-        return stored | {f"{number}.{name}": value for name, value in self.own_choices.items()}
+            stored[f"{prefix}.{choices}.{index}.{name}"] = self.sets[choices][index][name]
+        for stem, (_, proof) in enumerate(self.stems):
+            stored |= proof.tensors(f"{prefix}.stem.{stem}")
+        return stored | {f"{prefix}.{name}": value for name, value in self.own_choices.items()}
 
 
 def reads(bounds: Bounds, node: int, stops: Set[int] = frozenset()) -> set[int]:
@@ -143,16 +147,18 @@ def _same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def prove(
+def walk(
     clean_run: CleanRun,
     region: Region,
     method: Method,
     learned: Mapping[int, Mapping[int, Parameters]],
     room: Room,
+    limits: Limits | None = None,
+    deadline: float | None = None,
 ) -> tuple[Proof, Bounds]:
-    """Make a proof of one task with numbers that can be stored; its margins may turn out not to be positive.
+    """A proof of everything but the margins of one task, with numbers that can be stored.
 
-    Returns the proof, and the bounds over its boxes as they are stored.
+    Returns the proof, and the bounds over its boxes as they are stored, within `limits`.
 
     Args:
         learned: parameters that the method has learned for the boxes of nodes and, under the last node, for
@@ -174,14 +180,37 @@ def prove(
 
     with torch.no_grad():
         bounds = bound_nodes(
-            clean_run, region, base, propagation, dtype=torch.float64, tighten=tighten, store=proof.store
+            clean_run,
+            region,
+            base,
+            propagation,
+            dtype=torch.float64,
+            tighten=tighten,
+            store=lambda index, box: within(limits or {}, index, proof.store(index, box)),
+            deadline=deadline,
         )
-        if not propagation.linear or root not in bounds.enclosures:  # boxes only, or a walk that has ended
+    if propagation.linear and root in bounds.enclosures:  # not boxes only, nor a walk that has ended
+        for derivation in plan_of(clean_run.program, propagation).derivations.values():
+            proof.derive(bounds, derivation)
+    return proof, bounds
+
+
+def prove(
+    clean_run: CleanRun,
+    region: Region,
+    method: Method,
+    learned: Mapping[int, Mapping[int, Parameters]],
+    room: Room,
+) -> tuple[Proof, Bounds]:
+    """The same with the margins, which may turn out not to be positive."""
+    proof, bounds = walk(clean_run, region, method, learned, room)
+    propagation, root = method.describe(), len(clean_run.program.nodes) - 1
+    end_to_end = method.optimiser.end_to_end and root in learned
+    with torch.no_grad():
+        if not propagation.linear or root not in bounds.enclosures:
             proof.margins = margins(bounds, propagation)[0]
             return proof, bounds
         plan = plan_of(clean_run.program, propagation)
-        for derivation in plan.derivations.values():
-            proof.derive(bounds, derivation)
         last: list[tuple[Tensor, Recorder | None]] = []
         if not propagation.to_input:
             last.append((margins(bounds, propagation)[0], None))

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from buffet.branching.stems import Cuts, Effort, Ground, Grown, Trunk, clipped
-from buffet.certificates.proof import Proof, Recorder, Tensors, reads
+from buffet.branching.stems import Cuts, Effort, Ground, Grown, Limits, Stem, Trunk, clipped
+from buffet.certificates.proof import Proof, Recorder, Room, Tensors, reads, walk
 from buffet.methods import Method
 from buffet.propagation.substitution import Bounds
+from buffet.propagation.walk import margins
 from buffet.relaxations.elementwise import SIDES
 from buffet.relaxations.enclosures import Enclosure
 from buffet.relaxations.relaxation import Parameters, Site
@@ -38,6 +39,22 @@ class Given:
         return relaxation_of(site.node.op).linearise(site, choices)
 
 
+@dataclass(frozen=True, eq=False)
+class StoredGround(Ground):
+    """A walk whose boxes can be stored, also where they are found anew for a part of the region."""
+
+    method: Method
+    room: Room
+
+    def anew(self, limits: Limits, deadline: float | None) -> Bounds:
+        return self.stored(limits, deadline)[1]
+
+    def stored(self, limits: Limits, deadline: float | None = None) -> tuple[Proof, Bounds]:
+        """A walk over the part of the region within limits, and its proof."""
+        region = self.bounds.region
+        return walk(self.clean_run, region, self.method, self.learned, self.room, limits, deadline)
+
+
 def add_trees(
     proof: Proof,
     bounds: Bounds,
@@ -50,11 +67,11 @@ def add_trees(
     Whether all are proven; the proof has the trees and the margins that they prove then.
     """
     root = len(bounds.nodes) - 1
-    ground = Ground(bounds, method.describe(), method.product, learned)
+    ground = StoredGround(bounds, method.describe(), method.product, learned, method, proof.room)
     eye = torch.eye(len(proof.margins), dtype=torch.float64, device=proof.margins.device)
     while proof.margin <= LEAST:
         row = int(ground.clean_run.deciding(proof.margins[None])[1])
-        trunk = Trunk(ground, eye[row], learned.get(root, {}), LEAST, anew=False)
+        trunk = Trunk(ground, eye[row], learned.get(root, {}), LEAST)
         if not trunk.grow(effort):
             return False
         margins = _written(proof, ground, trunk.proven)
@@ -64,31 +81,53 @@ def add_trees(
     return True
 
 
-def _written(proof: Proof, ground: Ground, proven: list[Grown]) -> Tensor:
-    """Write a tree into a proof: the margins of all rows that every leaf proves."""
+def _written(proof: Proof, ground: StoredGround, proven: list[Grown]) -> Tensor:
+    """Write a tree into a proof: the margins of all rows that every leaf proves.
+
+    Boxes that a stem found anew are found once more, as only their number is known before.
+    """
     leaves: list[dict[str, object]] = []
     least: list[Tensor] = []
     root = len(ground.bounds.nodes) - 1
     used = reads(ground.bounds, root)
     for grown in proven:
+        holder, base, named = _holder(proof, ground, grown.stem)
         with torch.no_grad():
-            stem = ground.within(grown.stem.limits, anew=False)
+            stem = replace(base, boxes=clipped(grown.stem.limits, base.boxes), ranges={})
             recorder = Recorder(Relaxer(learned=grown.parameters))
             stem.relaxed(recorder, torch.float64)
-        number = proof.keep(recorder.chosen)
-        shared = proof.sets[number]
+        number = holder.keep(recorder.chosen)
+        shared = holder.sets[number]
         for cuts, choices in _leaves(grown, shared):
             name = f"leaf.{len(proof.trees)}.{len(leaves)}"
-            least.append(_margins(ground.bounds, cuts, choices))
+            least.append(_margins(base, cuts, choices))
             for index in used & choices.keys():
                 own = {k: v for k, v in choices[index].items() if not torch.equal(v, shared[index][k])}
                 proof.own_choices |= {f"{name}.{number}.{index}.{k}": v for k, v in own.items()}
-                proof.used |= {(number, index, k) for k in choices[index] if k not in own}
-            written = [[node, place, at, "above" if above else "below"] for node, place, at, above in cuts]
+                holder.used |= {(number, index, k) for k in choices[index] if k not in own}
             derivation = {"nodes": [root], "choices": number}
-            leaves.append({"cuts": written, "derivations": [derivation]})
+            leaves.append({"cuts": _sides(cuts), "derivations": [derivation], **named})
     proof.trees.append(leaves)
     return torch.stack(least).amin(0)
+
+
+def _holder(proof: Proof, ground: StoredGround, stem: Stem) -> tuple[Proof, Bounds, dict[str, object]]:
+    """The proof whose boxes and choices the leaves of a stem share, their bounds, and how a leaf names it."""
+    if stem.anew and stem.limits:
+        own, bounds = ground.stored(stem.limits)
+        if bool(margins(bounds, ground.propagation).isfinite().all()):
+            proof.stems.append((stem.cuts, own))
+            return own, bounds, {"stem": len(proof.stems) - 1}
+    return proof, ground.bounds, {}
+
+
+def stem_facts(cuts: Cuts, proof: Proof) -> dict[str, object]:
+    """A stem in the words of the schema."""
+    return {"cuts": _sides(cuts), "derivations": proof.derivations}
+
+
+def _sides(cuts: Cuts) -> list[list[object]]:
+    return [[node, place, at, "above" if above else "below"] for node, place, at, above in cuts]
 
 
 def _leaves(grown: Grown, shared: Mapping[int, Tensors]) -> Iterator[tuple[Cuts, Mapping[int, Tensors]]]:

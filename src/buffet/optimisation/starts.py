@@ -25,15 +25,18 @@ def initial_parameters(
     Args:
         start: a key of `ALPHAS`: the α of every product term and side.
         only_alphas: learn nothing but α (the paper's o-BuFFeT).
-        known: parameters of some nodes that are to be taken as they are.
+        known: parameters of some nodes that are to be taken as they are; whatever else a node has begins as
+            it would without.
     """
     found: dict[int, Parameters] = {}
     for index, node in enumerate(bounds.nodes[: None if upto is None else upto + 1]):
         if node.op.linear:
             continue
         relaxation = relaxation_of(node.op)
-        if known and index in known:
-            found[index] = {name: value.clone() for name, value in known[index].items()}
-        elif relaxation.has_alpha or not only_alphas:
-            found[index] = relaxation.start(Site(bounds, index), ALPHAS[start], only_alphas)
+        given = known.get(index, {}) if known else {}
+        if given or relaxation.has_alpha or not only_alphas:
+            alphas = ALPHAS["zero" if given else start]
+            found[index] = relaxation.start(Site(bounds, index), alphas, only_alphas)
+        if given:
+            found[index] |= {name: value.clone() for name, value in given.items()}
     return found
