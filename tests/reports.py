@@ -8,6 +8,8 @@ import random
 import re
 from typing import Any
 
+from buffet.evaluation import Evaluation, Exchanges, SentenceRow
+from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.experiments.rows import Row
 from buffet.report import CertifyReport, ModelInfo, Picture, Query, TaskResult, Token, Versions, together
 from buffet.report.words import FlippedSentence, Ignored, Offer, WordResult, WordsReport
@@ -200,6 +202,43 @@ def _radius(draw: random.Random, model: str, text: str, norm: str, method: str, 
         attack_seconds=1.0,
         task_seconds={"o-buffet": 8.0}.get(method, 1.0) * (1 + word / 10),
     )
+
+
+def evaluation(total: int = 60) -> Evaluation:
+    """Sentences under synonyms, with every outcome there is; the first would break out of a careless page."""
+    levels = (1.0, 2.0, math.inf)
+    rows = [_evaluated(number, levels) for number in range(30)]
+    return Evaluation(
+        Exchanges(levels, {"a": ["b"]}), ("negative", "positive"), "data.tsv", total, tuple(rows), 12.0
+    )
+
+
+def _evaluated(number: int, levels: tuple[float, ...]) -> SentenceRow:
+    """By turns proven, broken by one word, broken by two, open, answered wrongly, refused."""
+    kind = number % 6
+    broken = levels[kind - 1] if kind in (1, 2) else math.inf
+    verdicts = ["falsified" if level >= broken and kind in (1, 2) else "certified" for level in levels]
+    answers = [
+        LevelAnswer(
+            level=None if math.isinf(level) else level,
+            verdict="unknown" if kind == 3 and level > 1 else verdict,
+            margin=0.5 if verdict == "certified" and (kind != 3 or level == 1) else None,
+        )
+        for level, verdict in zip(levels, verdicts, strict=True)
+    ]
+    text = HOSTILE if number == 1 else f"film number {number} is a moving one"
+    flip = Counterexample(
+        level=broken, words=("film",), into=(HOSTILE,), sentence=text, answer=0, margin=-0.1 * number
+    )
+    values: dict[str, Any] = dict.fromkeys(SentenceRow.model_fields)
+    values |= {"key": str(number), "status": "ok", "model": "m", "model_digest": "0", "sentence": text}
+    values |= {"gold": 1, "answer": int(kind != 4), "clean_margin": -1.0 if kind == 4 else 1.0 + number / 10}
+    values |= {"kind": "at_most", "asked": "words", "levels": answers if kind < 4 else (), "method": "buffet"}
+    values |= {"counterexample": flip if kind in (1, 2) else None, "parts": {}, "seed": 0, "seconds": 0.2}
+    values |= {"finished": "2026-01-01T00:00:00+00:00", "versions": VERSIONS}
+    if kind == 5:
+        values |= {"refused": "the text has no words <b>", "answer": None, "clean_margin": None}
+    return SentenceRow.model_validate(values)
 
 
 def data_of(page: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ SENTENCES = (
 )
 
 
-def write_model(directory: Path, seed: int = 3) -> Path:
-    """The checkpoint; another seed gives other weights."""
+def write_model(directory: Path, seed: int = 3, scale: float = 0.4) -> Path:
+    """The checkpoint; another seed gives other weights, a larger scale makes words matter more."""
     tokenizer = word_level([*SENTENCES, *SENTENCES], size=60, min_count=1)
     config = ModelConfig(
         vocab_size=tokenizer.get_vocab_size(),
@@ -43,7 +43,9 @@ def write_model(directory: Path, seed: int = 3) -> Path:
         id2label={0: "negative", 1: "positive"},
     )
     generator = torch.Generator().manual_seed(seed)
-    tensors = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in config.shapes().items()}
+    tensors = {
+        name: scale * torch.randn(shape, generator=generator) for name, shape in config.shapes().items()
+    }
     texts = {"config.json": json.dumps(config.model_dump()), "tokenizer.json": tokenizer.to_str()}
     write_checkpoint(directory, texts, tensors)
     return directory

@@ -13,8 +13,21 @@ import pytest
 
 from buffet.experiments.summary import FAIR, GOOD, cells, summarise
 from buffet.report import render_html, render_substitutions
+from buffet.report.evaluation import evaluation_page
 from buffet.report.sweep import sweep_page
-from reports import AT_EPS, FLIPPED, HOSTILE, IMAGE, RADII, answer, row, swaps, sweep_rows, task
+from reports import (
+    AT_EPS,
+    FLIPPED,
+    HOSTILE,
+    IMAGE,
+    RADII,
+    answer,
+    evaluation,
+    row,
+    swaps,
+    sweep_rows,
+    task,
+)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 expect = playwright.expect
@@ -57,6 +70,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pages = {
         "sweep": sweep_page(ROWS),
         "certify": render_html(RADII),
+        "evaluation": evaluation_page(evaluation(), "buffet evaluate --data data.tsv"),
         "eps": render_html(AT_EPS),
         "pairs": render_html(answer(task((1, 3), 0.1, 0.2), task((3,), 0.3, 1e3), task((2,), 1e-12, None))),
         "image": render_html(IMAGE),
@@ -100,7 +114,20 @@ def column(page: playwright.Page, section: str, number: int) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["sweep", "certify", "image", "eps", "swaps", "flipped", "pairs", "zero", "long", "bare", "nothing"],
+    [
+        "sweep",
+        "certify",
+        "evaluation",
+        "image",
+        "eps",
+        "swaps",
+        "flipped",
+        "pairs",
+        "zero",
+        "long",
+        "bare",
+        "nothing",
+    ],
 )
 def test_pages_render_quietly_and_fit_the_window(
     browser: playwright.Browser, files: dict[str, Path], name: str
@@ -111,7 +138,7 @@ def test_pages_render_quietly_and_fit_the_window(
             page.evaluate("() => new Promise(requestAnimationFrame)")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.locator("h1").is_visible()
-            assert name == "nothing" or page.locator(".words").first.is_visible()
+            assert name in ("nothing", "evaluation") or page.locator(".words").first.is_visible()
             assert "NaN" not in page.content()
             # Nothing is drawn outside of the window, except in tables, which scroll by themselves.
             boxes = "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, svg'))"
@@ -194,6 +221,27 @@ def test_filters_reach_every_section(browser: playwright.Browser, files: dict[st
         assert "Nothing to show" in page.inner_text("#sentences")
         page.click("[type=reset]")
         expect(page.locator("#status")).to_have_text(f"{everything} of {everything} answers")
+
+
+def test_an_evaluation_is_filtered_by_level_and_outcome(
+    browser: playwright.Browser, files: dict[str, Path]
+) -> None:
+    with opened(browser, files["evaluation"]) as page:
+        expect(page.locator("#status")).to_have_text("30 of 30 sentences")
+        assert texts(page, "#curve tbody td:nth-child(1)") == ["1", "2", "all"]
+        assert len(column(page, "hardest", 1)) == 10
+        assert column(page, "hardest", 3) == ["1"] * 5 + ["2"] * 5
+        assert len(column(page, "open", 1)) == 5
+        page.select_option("[name=level]", label="1")
+        assert len(column(page, "hardest", 1)) == 5
+        assert "Nothing to show" in page.inner_text("#open")
+        page.select_option("[name=outcome]", label="refused")
+        expect(page.locator("#status")).to_have_text("5 of 30 sentences")
+        assert set(column(page, "all", 4)) == {"refused"}
+        page.click("[type=reset]")
+        expect(page.locator("#status")).to_have_text("30 of 30 sentences")
+        assert len(column(page, "hardest", 1)) == 10
+        assert HOSTILE.split()[0] in page.inner_text("#hardest")
 
 
 def test_tables_sort_by_a_click_or_a_key(browser: playwright.Browser, files: dict[str, Path]) -> None:

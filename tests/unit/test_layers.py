@@ -40,6 +40,10 @@ LAYERS: dict[str, set[str]] = {
     "properties": {"network", "printing"},
     "loading": {"network", "printing", "properties", "regions", "system"},
     "training": {"network", "loading", "data", "system"},
+    "evaluation": {
+        *("attack", "compositions", "data", "experiments", "loading", "methods", "printing", "query"),
+        *("regions", "report", "search", "system", "verdicts", "verification", "words"),
+    },
     "system": set(),
     "printing": set(),
     "verdicts": set(),

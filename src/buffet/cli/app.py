@@ -24,6 +24,8 @@ from buffet.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
 from buffet.cli.certify import certify
 from buffet.cli.check import EXAMPLES as CHECK_EXAMPLES
 from buffet.cli.check import check
+from buffet.cli.evaluate import EXAMPLES as EVALUATE_EXAMPLES
+from buffet.cli.evaluate import evaluate
 from buffet.cli.methods import methods
 from buffet.cli.models import models
 from buffet.cli.report import EXAMPLES as REPORT_EXAMPLES
@@ -58,6 +60,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "certify": Command(certify, CERTIFY_EXAMPLES),
+    "evaluate": Command(evaluate, EVALUATE_EXAMPLES),
     "check": Command(check, CHECK_EXAMPLES),
     "vnncomp": Command(vnncomp, VNNCOMP_EXAMPLES),
     "models": Command(models),

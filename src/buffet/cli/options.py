@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from buffet.errors import BuffetError, one_line
@@ -96,6 +98,16 @@ def within(option: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise BuffetError(f"{option}: got {value}; give a whole number from {low} to {high}")
     return value
+
+
+def typed(command: Callable[..., None], given: Mapping[str, object]) -> str:
+    """The command line of a command that has options only, without what is default anyway."""
+    words = ["buffet", command.__name__]
+    for name, parameter in inspect.signature(command).parameters.items():
+        option, value = f"--{name.replace('_', '-')}", given[name]
+        if value is not None and value != parameter.default:
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)
 
 
 def _number(text: str) -> float:

@@ -305,7 +305,9 @@ def _answer(level: float, found: Level) -> LevelAnswer:
 # --- from arguments ----------------------------------------------------------------------------------------
 
 
-def balls(eps: float | Sequence[float], norm: float | str = 2, words: str = "each") -> Balls:
+def balls(
+    eps: float | int | Sequence[float | int], norm: float | int | str = 2, words: str = "each"
+) -> Balls:
     """Balls of some sizes, checked."""
     sizes = [eps] if isinstance(eps, int | float) else list(eps)
     if not all(isinstance(size, int | float) and 0 <= size < math.inf for size in sizes):

@@ -1,0 +1,249 @@
+"""`buffet evaluate`: how much of a data set is answered rightly, proven, broken and open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from buffet.cli.options import DEVICE_HELP, parse_eps, parse_norm, typed, within
+from buffet.cli.running import (
+    ADDRESS_HELP,
+    BACKEND_HELP,
+    GPUS_HELP,
+    check_backend,
+    chosen_fleet,
+    shown_progress,
+)
+from buffet.cli.terminal import plain_table, print_json, print_table
+from buffet.errors import BuffetError, one_line
+from buffet.loading.directories import DEFAULT
+from buffet.printing import duration
+from buffet.system.files import check_writable, write_atomically
+
+if TYPE_CHECKING:
+    from buffet.evaluation import Evaluation, Question
+
+EXAMPLES = (
+    "buffet evaluate --data dev.tsv --eps 0.1,0.2,0.5",
+    "buffet evaluate --data dev.tsv --synonyms synonyms.json --at-most 1,2,all --html page.html",
+    "buffet evaluate --data path/to/sst2 --typos 5 --at-most 1 --count 100 --seed 7",
+    "buffet evaluate --data dev.tsv --synonyms synonyms.json --budget 20 -o rows.ndjson   # go on at will",
+    "buffet evaluate --data dev.tsv --synonyms synonyms.json --at-most 1 --min 0.6   # for CI",
+)
+HEADER = ("clean", "certified", "under attack", "open")
+
+
+def evaluate(
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|DIR|hf:NAME",
+            help="A TSV file (sentence, tab, label, with that header), a directory with test.tsv and dev.tsv,"
+            " or a data set of the Hugging Face Hub (needs buffet[data]).",
+        ),
+    ],
+    part: Annotated[
+        str, typer.Option(metavar="NAME", help="Of a directory or of the Hub: **test** or **dev**.")
+    ] = "test",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|DIR|OWNER/MODEL",
+            help="An embedded model (see **buffet models**), a checkpoint directory, or a model of the"
+            " Hugging Face Hub (needs buffet[hf]).",
+        ),
+    ] = DEFAULT,
+    eps: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE[,SIZE…]", help="Words move within balls of this size; several: a curve."),
+    ] = None,
+    norm: Annotated[str, typer.Option(metavar="P", help="The norm of a move: 1, 2, inf, any p ≥ 1.")] = "2",
+    words: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="With --eps: **each** word on its own (proven if every one is), or **all** words at once.",
+        ),
+    ] = "each",
+    synonyms: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Words are exchanged for these: JSON, word → list of words."),
+    ] = None,
+    typos: Annotated[
+        int, typer.Option(metavar="N", help="Words are exchanged for up to N misspellings each.")
+    ] = 0,
+    at_most: Annotated[
+        str,
+        typer.Option(
+            metavar="K[,K…]", help="Words that are exchanged at once, **all** for all; several: a curve."
+        ),
+    ] = "all",
+    skip_unknown: Annotated[
+        bool,
+        typer.Option("--skip-unknown", help="Leave out substitutes that are not in the vocabulary."),
+    ] = False,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="How bounds are computed (see **buffet methods**).")
+    ] = "buffet",
+    budget: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time for a sentence; what is open then stays open."),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="So many sentences at random, with confidence intervals (95 %)."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the sample, the attacks and the misspellings.")
+    ] = 0,
+    min: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Exit with 1 if certified accuracy is below this."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="The file of rows, one per sentence: the same command goes on.",
+        ),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page to look at.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a line per sentence and level.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes. Default: as many as there are cores.")
+    ] = None,
+    backend: Annotated[str, typer.Option(metavar="NAME", help=BACKEND_HELP)] = "local",
+    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=ADDRESS_HELP)] = None,
+    gpus: Annotated[float, typer.Option(metavar="N", help=GPUS_HELP)] = 0.0,
+    device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try sentences again whose row says failed.")
+    ] = False,
+) -> None:
+    """Prove as many answers of a data set as can be proven, and try to break the others.
+
+    Three accuracies are reported. **clean**: the share of sentences that the model answers rightly.
+    **certified**: rightly, and proven for all that may be done to their words. **under attack**: rightly, and
+    no counterexample was found. The true robust accuracy lies between the last two; **open** is what lies
+    between. Certified is rounded down, all others up.
+
+    Give **--eps** for words whose embeddings move in balls, or **--synonyms** or **--typos** (or both) for
+    words that are exchanged. What is proven at one level is proven at all smaller ones, and what breaks at
+    one breaks at all larger ones, so a curve costs little more than its hardest point.
+
+    A sentence that the model cannot take (empty, too long, no known word) counts as answered wrongly; one
+    whose substitutes cannot all be gone through counts as not certified. Either is named.
+
+    With **-o** the work can be interrupted at any moment: the same command continues.
+
+    Exit code 0: done, and certified accuracy (at the largest level) reaches **--min**, if that is given.
+    1: it does not. 2: bad input.
+    """
+    given = dict(locals())
+    from buffet.evaluation.evaluate import classifier, setup_of
+    from buffet.evaluation.examples import read_examples
+    from buffet.evaluation.questions import Effort
+    from buffet.evaluation.run import run
+    from buffet.experiments.config import Running
+    from buffet.methods import method_named
+    from buffet.query import checked_budget
+
+    if min is not None and not 0 <= min <= 1:
+        raise BuffetError(f"--min: got {min}; give a share from 0 to 1")
+    asked = _question(eps, norm, words, synonyms, typos, at_most, skip_unknown)
+    effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
+    if workers is not None:
+        within("--workers", workers, 1, 4096)
+    running = Running(workers=workers, gpus=gpus, device=device)
+    check_backend(backend, address, running)
+    for target in (html, csv):
+        if target is not None:
+            check_writable(target)
+    sample = read_examples(data, part).sample(count, seed)
+    setup = setup_of(*classifier(model), asked, effort, device)
+    with chosen_fleet(backend, address, running) as fleet, shown_progress() as report:
+        found = run(setup, sample, fleet, out=out, retry_failed=retry_failed, progress=report)
+    if csv is not None:
+        write_atomically(csv, found.to_csv())
+    if html is not None:
+        from buffet.report.evaluation import evaluation_page
+
+        write_atomically(html, evaluation_page(found, typed(evaluate, given)))
+    print_json(found.to_dict()) if json else _print(found)
+    if min is not None and not json:
+        typer.echo(_compared(found, min))
+    raise typer.Exit(1 if min is not None and found.certified < min else 0)
+
+
+def _question(
+    eps: str | None,
+    norm: str,
+    words: str,
+    synonyms: Path | None,
+    typos: int,
+    at_most: str,
+    skip_unknown: bool,
+) -> Question:
+    from buffet.evaluation.questions import balls, exchanges
+
+    if (eps is not None) == (synonyms is not None or typos != 0):
+        raise BuffetError(
+            "give either --eps, for words that move in balls, or --synonyms or --typos, for words that are"
+            " exchanged"
+        )
+    if eps is None:
+        if (norm, words) != ("2", "each"):
+            raise BuffetError(
+                "--norm and --words go with --eps; words are exchanged --at-most so many at once"
+            )
+        return exchanges(synonyms, typos, [_number(part) for part in at_most.split(",")], skip_unknown)
+    if at_most != "all" or skip_unknown:
+        raise BuffetError("--at-most and --skip-unknown go with --synonyms and --typos")
+    sizes = [size for part in eps.split(",") if (size := parse_eps(part)) is not None]
+    return balls(sizes, parse_norm(norm), words.strip().lower())
+
+
+def _number(text: str) -> int | None:
+    """A number of words; None: all."""
+    if text.strip().lower() == "all":
+        return None
+    if not (text.strip().isascii() and text.strip().isdigit() and 1 <= int(text) < 10**9):
+        raise BuffetError(
+            f"--at-most: got {one_line(text, 60)!r}; give numbers of words from 1, or all: 1,2,all"
+        )
+    return int(text)
+
+
+def _print(found: Evaluation) -> None:
+    typer.echo(f"{found.asked}\n")
+    table = plain_table()
+    for name in (found.question.kind.replace("_", " "), *HEADER):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in found.table():
+        table.add_row(*(cell.replace("[", r"\[") for cell in cells))
+    print_table(table)
+    typer.echo("")
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    work = sum(row.seconds or 0.0 for row in found.sentences)
+    typer.echo(f"{duration(found.seconds)}, {duration(work)} of work")
+
+
+def _compared(found: Evaluation, minimum: float) -> str:
+    """How certified accuracy compares with what it has to be."""
+    share = found.worst.certified
+    verb = "reaches" if share.value >= minimum else "is below"
+    line = f"certified accuracy {share.told(up=False)} {verb} {minimum}"
+    if share.interval is None:
+        return line
+    return (
+        f"{line}: that is the share of the sample; that of all {found.total:,} sentences may be as low as"
+        f" {share.interval[0]:.2f}"
+    )

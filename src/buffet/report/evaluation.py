@@ -1,0 +1,157 @@
+"""The page of `buffet evaluate --html`: three accuracies, their curve, and the sentences behind them."""
+
+from __future__ import annotations
+
+from buffet.evaluation.accuracy import Share
+from buffet.evaluation.questions import told_level, told_levels
+from buffet.evaluation.result import Evaluation
+from buffet.evaluation.rows import SentenceRow
+from buffet.printing import at_least, duration, round_down, round_up
+from buffet.report.headline import Tile
+from buffet.report.page import render
+
+SENTENCES = (
+    *("text", "label", "answer", "clean", "state", "verdicts", "margins", "broken", "change", "flipped"),
+    *("flip_margin", "seconds", "reason", "texts"),
+)
+"""A sentence: what became of it at every level, the level that breaks it, its margins as they are shown."""
+
+AXES = {"eps": "ε", "at_most": "words exchanged at once"}
+
+
+def evaluation_page(found: Evaluation, command: str) -> str:
+    """One self-contained page about an evaluation.
+
+    Args:
+        command: what was typed, to repeat it.
+    """
+    return render(
+        "evaluation.html.j2",
+        _data(found),
+        ["evaluation.js"],
+        title=found.sentences[0].model,
+        sentence=_sentence(found),
+        tiles=_tiles(found),
+        exchanged=found.question.kind == "at_most",
+        several=len(found.curve) > 1,
+        sampled=found.sampled,
+        notes=found.notes,
+        setup=_setup(found),
+        command=command,
+    )
+
+
+def _sentence(found: Evaluation) -> str:
+    """What the numbers say."""
+    worst, many = found.worst, len(found.sentences)
+    of = f"{many:,} sentences drawn from {found.total:,}" if found.sampled else f"{many:,} sentences"
+    level = told_level(found.question, worst.level)
+    text = (
+        f"Of {of}, {worst.clean.count:,} are answered rightly. {worst.certified.count:,} of these answers are"
+        f" proven: {_promise(found, level)}."
+    )
+    falsified = worst.clean.count - worst.attacked.count
+    text += f" {falsified:,} can be changed, and {worst.open.count:,} are open."
+    return text
+
+
+def _promise(found: Evaluation, level: str) -> str:
+    if found.question.kind == "eps":
+        which = "all words at once" if found.question.facts()["words"] == "all" else "any one word"
+        return f"no move of {which} by up to {level} changes them"
+    if level == "all":
+        return "whichever words are exchanged, they stay"
+    return f"whichever {'word is' if level == '1' else f'{level} words are'} exchanged, they stay"
+
+
+def _tiles(found: Evaluation) -> list[Tile]:
+    worst = found.worst
+    level = told_level(found.question, worst.level)
+    at = f"ε {level}" if found.question.kind == "eps" else f"{level} words exchanged"
+    return [
+        _tile(worst.clean, "answered rightly (clean)", up=True),
+        _tile(worst.certified, f"and proven (certified, {at})", up=False),
+        _tile(worst.attacked, f"and not broken (under attack, {at})", up=True),
+        Tile(duration(sum(row.seconds or 0.0 for row in found.sentences)), "of work"),
+    ]
+
+
+def _tile(share: Share, meaning: str, *, up: bool) -> Tile:
+    value, _, interval = share.told(up=up).partition(" ")
+    return Tile(value, f"{meaning}; of all {interval} with 95 % confidence" if interval else meaning)
+
+
+def _data(found: Evaluation) -> dict[str, object]:
+    """What the page is drawn from; sentences and reasons are data and are never read as markup."""
+    return {
+        "kind": found.question.kind,
+        "axis": AXES[found.question.kind],
+        "levels": [told_level(found.question, at.level) for at in found.curve],
+        "sizes": [
+            at.level if found.question.kind == "eps" else place for place, at in enumerate(found.curve)
+        ],
+        "curve": [
+            {
+                **{name: getattr(at, name).to_dict() for name in ("clean", "certified", "attacked", "open")},
+                "texts": cells[1:],
+            }
+            for at, cells in zip(found.curve, found.table(), strict=True)
+        ],
+        "columns": SENTENCES,
+        "rows": [_row(found, row) for row in found.sentences],
+    }
+
+
+def _row(found: Evaluation, row: SentenceRow) -> list[object]:
+    verdicts, broken = [answer.verdict for answer in row.levels], row.counterexample
+    first = verdicts.index("falsified") if "falsified" in verdicts else None
+    margins = [answer.margin for answer in row.levels]
+    texts = {
+        "clean": at_least(row.clean_margin),
+        "margins": [at_least(margin) for margin in margins],
+        "flip": "—" if broken is None else round_up(broken.margin),
+    }
+    return [
+        row.sentence,
+        found.labels[row.gold],
+        "—" if row.answer is None else found.labels[row.answer],
+        row.clean_margin,
+        _state(row),
+        verdicts,
+        margins,
+        first,
+        broken and broken.change,
+        broken and broken.sentence,
+        broken and broken.margin,
+        row.seconds,
+        "; ".join(row.reasons),
+        texts,
+    ]
+
+
+def _state(row: SentenceRow) -> str:
+    if not row.ok:
+        return "failed"
+    if row.refused is not None:
+        return "refused"
+    return "right" if row.right else "wrong"
+
+
+def _setup(found: Evaluation) -> list[tuple[str, str]]:
+    """What one needs to know to get the same numbers again."""
+    first = found.sentences[0]
+    versions = dict.fromkeys(
+        f"buffet {v.buffet}, torch {v.torch}, Python {v.python}"
+        for v in (r.versions for r in found.sentences)
+    )
+    axis = AXES[found.question.kind]
+    sample = f"{len(found.sentences):,} of {found.total:,} sentences" if found.sampled else "all of it"
+    return [
+        ("model", f"{first.model}, digest {first.model_digest}"),
+        ("data", f"{found.source}, {sample}"),
+        ("asked", f"{found.question.describe()}; {axis}: {told_levels(found.question)}"),
+        ("method", first.method),
+        ("budget", "none" if first.budget is None else f"{round_down(first.budget)} s a sentence"),
+        ("seed", str(first.seed)),
+        ("versions", "; ".join(versions)),
+    ]
