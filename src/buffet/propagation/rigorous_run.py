@@ -228,9 +228,9 @@ def _shared(program: Program) -> set[int]:
     return found
 
 
-def _attentions(program: Program) -> dict[int, tuple[tuple[int, int, int], Scores]]:
+def _attentions(program: Program) -> dict[int, tuple[tuple[int, ...], Scores]]:
     """Where values are mixed by the softmax of scores: the queries, keys and values, and the scores."""
-    found = {}
+    found: dict[int, tuple[tuple[int, ...], Scores]] = {}
     for place, node in enumerate(program.nodes):
         if isinstance(node.op, Mix):
             weights, values = node.inputs
@@ -405,7 +405,9 @@ def attention(op: Mix, scores: Scores, q: Computed, k: Computed, v: Computed) ->
     return Computed(value if op.scale == 1 else op.scale * value, error, known=known + _nothing(dtype))
 
 
-def _mixed(scale: float, *parts: Float[Tensor, "points _ heads _"]) -> Float[Tensor, "points queries features"]:
+def _mixed(
+    scale: float, *parts: Float[Tensor, "points _ heads _"]
+) -> Float[Tensor, "points queries features"]:
     q, k, v = (part.transpose(-3, -2) for part in parts)
     return scaled_dot_product_attention(q, k, v, scale=scale).transpose(-3, -2).flatten(-2)
 
