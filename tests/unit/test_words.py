@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from buffet.loading.config import ModelConfig
 from buffet.loading.network import build_program
 from buffet.loading.tokenizer import Tokenizer, framed
 from buffet.report.words import WordsReport
-from buffet.words import read_synonyms
+from buffet.words import Flip, read_synonyms
+from buffet.words.answer import answered_each
 from buffet.words.nearest import nearest_words
 from buffet.words.typos import NEIGHBOURS, all_typos, typos
 from command_line import Run, one_line, runner
@@ -305,3 +307,57 @@ def test_options_that_do_not_fit_are_refused(
     run: Run, tiny: Path, options: tuple[str, ...], complaint: str
 ) -> None:
     one_line(certify(run, tiny, *options), complaint)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_budgets_are_answered_as_one_by_one(tmp_path: Path, seed: int) -> None:
+    model = buffet.load((undecided if seed % 2 else write_model)(tmp_path, seed))
+    found = buffet.substitutions(model, TEXT, swap=SWAP)
+    budgets = [3, 1, 2]
+    together = found.verify_each(budgets)
+    for at_most, answer in zip(budgets, together, strict=True):
+        alone = buffet.substitutions(model, TEXT, swap=SWAP, at_most=at_most).verify()
+        same = (alone.verdict, alone.count, alone.shapes, alone.at_most)
+        assert (answer.verdict, answer.count, answer.shapes, answer.at_most) == same
+        assert answer.flip is None or len(answer.flip.changes) <= at_most
+        assert answer.margin is None or answer.margin <= alone.margin + 1e-6
+
+
+def test_a_proof_or_a_flip_settles_other_budgets(tiny: Path) -> None:
+    found = buffet.substitutions(buffet.load(tiny), TEXT, swap=SWAP)
+    verdict, asked = "unknown", []
+
+    def answer(some, seconds):
+        asked.append(some.at_most)
+        told = some.verify(budget=seconds)
+        flip = Flip("", (("good", "great"),) * 2, 0, -1.0) if verdict == "falsified" else None
+        proven = verdict if some.at_most > 1 else "unknown"
+        return replace(told, verdict=proven, flip=flip if some.at_most > 1 else None)
+
+    def verdicts() -> list[str]:
+        asked.clear()
+        return [one.verdict for one in answered_each(found, [1, 2, 3], answer, None)]
+
+    assert (verdicts(), asked) == (["unknown"] * 3, [1, 3, 2])
+    verdict = "certified"
+    assert (verdicts(), asked) == (["certified"] * 3, [1, 3])
+    verdict = "falsified"
+    assert (verdicts(), asked) == (["unknown", "falsified", "falsified"], [1, 3])
+
+
+def test_budgets_that_were_not_made_are_refused(tiny: Path) -> None:
+    found = buffet.substitutions(buffet.load(tiny), TEXT, swap=SWAP, at_most=1)
+    with pytest.raises(BuffetError, match="at_most is 2"):
+        found.verify_each([2])
+    with pytest.raises(BuffetError, match="at_most is 0"):
+        found.verify_each([0])
+
+
+def test_certify_answers_every_budget(run: Run, tiny: Path) -> None:
+    swap = ("--swap", "good=great,warm", "--swap", "film=story,cast")
+    report = WordsReport.model_validate_json(certify(run, tiny, *swap, "--at-most", "2,1", "--json").out)
+    assert (report.at_most, report.sentences) == (2, 9)
+    (one,) = report.fewer
+    assert (one.at_most, one.sentences) == (1, 5)
+    assert f"at most 1: {one.verdict}" in certify(run, tiny, *swap, "--at-most", "1,2").out
+    assert certify(run, tiny, *swap, "--at-most", "one").code == 2

@@ -72,9 +72,11 @@ def certify(
         ),
     ] = 0,
     at_most: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            metavar="K", help="Words that are exchanged at once. Default: all that have substitutes."
+            metavar="K",
+            help="Words that are exchanged at once. Default: all that have substitutes. **1,2,3**: an answer"
+            " for each.",
         ),
     ] = None,
     skip_unknown: Annotated[
@@ -237,7 +239,7 @@ def certify(
     """
     from buffet.cli.answer import print_report
     from buffet.cli.request import Request, certify_to, run
-    from buffet.cli.substitution import Exchange, answer, print_words
+    from buffet.cli.substitution import Exchange, answer, parse_at_most, print_words
     from buffet.query import checked_budget
     from buffet.report import render_html, render_substitutions
     from buffet.system.devices import device_named
@@ -273,7 +275,7 @@ def certify(
         device=str(device_named(device)),
         pair=pair,
     )
-    exchange = Exchange(synonyms, tuple(swap or ()), typos, at_most, skip_unknown)
+    exchange = Exchange(synonyms, tuple(swap or ()), typos, parse_at_most(at_most), skip_unknown)
     if exchange.asked:
         _check_exchange(request, certificate)
         if html is not None:

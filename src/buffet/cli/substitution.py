@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,8 +22,8 @@ from buffet.errors import BuffetError, one_line
 from buffet.loading import DEFAULT, ImageModel, load_checkpoint
 from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
-from buffet.report.words import SHOWN, FlippedSentence, Ignored, Offer, WordResult, WordsReport
-from buffet.words import Substitutions, substitutions
+from buffet.report.words import SHOWN, FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.words import Answer, Substitutions, substitutions
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Exchange:
     synonyms: Path | None
     swap: tuple[str, ...]
     typos: int
-    at_most: int | None
+    at_most: tuple[int, ...]  # rising; none: as many words as have substitutes
     skip_unknown: bool
 
     @property
@@ -44,7 +46,7 @@ class Exchange:
         for one in self.swap:
             found += ["--swap", one]
         found += ["--typos", str(self.typos)] if self.typos else []
-        found += ["--at-most", str(self.at_most)] if self.at_most is not None else []
+        found += ["--at-most", ",".join(map(str, self.at_most))] if self.at_most else []
         return found + ["--skip-unknown"] * self.skip_unknown
 
 
@@ -62,6 +64,16 @@ def parse_swaps(given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def parse_at_most(given: str | None) -> tuple[int, ...]:
+    """``2``, or ``1,2,3`` for an answer to each."""
+    parts = [] if given is None else [part.strip() for part in given.split(",")]
+    if not all(re.fullmatch(r"-?[0-9]{1,9}", part) for part in parts):
+        raise BuffetError(
+            f"--at-most: got {one_line(given or '', 60)!r}; give a number of words, or several: 1,2,3"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
 def answer(request: Request, exchange: Exchange) -> WordsReport:
     """Answer a request about substitutions."""
     model = load_checkpoint(request.model).to(torch.device(request.device))
@@ -75,12 +87,13 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         synonyms=exchange.synonyms,
         swap=parse_swaps(exchange.swap) or None,
         typos=exchange.typos,
-        at_most=exchange.at_most,
+        at_most=max(exchange.at_most, default=None),
         pair=request.pair,
         skip_unknown=exchange.skip_unknown,
         seed=request.seed,
     )
-    done = found.verify(
+    *fewer, done = found.verify_each(
+        exchange.at_most or (found.at_most,),
         request.chosen,
         label=label,
         budget=request.budget,
@@ -89,7 +102,6 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         engine=Engine(memory=request.memory),
     )
     logits = model.program64.evaluate(model.embed(request.text, request.pair).double())
-    flip = None if done.flip is None else FlippedSentence(**vars(done.flip))
     return WordsReport(
         text=request.text,
         pair=request.pair,
@@ -106,16 +118,24 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         clean_margin=done.clean_margin,
         words=tuple(_words(found)),
         ignored=tuple(Ignored(**vars(one)) for one in found.left_out),
-        sentences=done.count,
-        shapes=done.shapes,
-        verdict=done.verdict,
-        margin=done.margin,
-        flip=flip,
-        unknown=done.unknown,
-        seconds=done.seconds,
+        **_facts(done),
+        fewer=tuple(FewerWords(at_most=one.at_most, **_facts(one)) for one in fewer),
         command=_command(request, exchange),
         versions=Versions.current(),
     )
+
+
+def _facts(done: Answer) -> dict[str, Any]:
+    """What an answer says of the sentences."""
+    return {
+        "sentences": done.count,
+        "shapes": done.shapes,
+        "verdict": done.verdict,
+        "margin": done.margin,
+        "flip": None if done.flip is None else FlippedSentence(**vars(done.flip)),
+        "unknown": done.unknown,
+        "seconds": done.seconds,
+    }
 
 
 def _words(found: Substitutions) -> Iterator[WordResult]:
@@ -186,7 +206,22 @@ def _summary(report: WordsReport) -> Iterator[Text]:
         yield Text(f"{changes}: {labels[report.flip.answer]}, margin {round_up(report.flip.margin)}")
     else:
         yield Text.assemble((report.headline, style))
+    for one in reversed(report.fewer):
+        yield _fewer(one, labels)
     yield Text(
         f"{report.model.name} · {report.verdict} · {labels[report.label]} (margin"
         f" {round_down(report.clean_margin)}) · {report.scope} · {report.seconds:.2f} s"
     )
+
+
+def _fewer(one: FewerWords, labels: Sequence[str]) -> Text:
+    """A line about fewer words exchanged at once."""
+    if one.flip is not None:
+        said = f"{one.flip.sentence} ({labels[one.flip.answer]}, margin {round_up(one.flip.margin)})"
+    elif one.verdict == "certified":
+        assert one.margin is not None
+        said = f"proven for all {one.sentences:,} sentences, margin at least {round_down(one.margin)}"
+    else:
+        said = f"unknown for {one.unknown:,} of {one.sentences:,} sentences"
+    style = VERDICT_STYLES[one.verdict]
+    return Text.assemble(f"at most {one.at_most}: ", (one.verdict, style), f", {said}")

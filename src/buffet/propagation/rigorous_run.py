@@ -228,9 +228,9 @@ def _shared(program: Program) -> set[int]:
     return found
 
 
-def _attentions(program: Program) -> dict[int, tuple[tuple[int, int, int], Scores]]:
+def _attentions(program: Program) -> dict[int, tuple[tuple[int, ...], Scores]]:
     """Where values are mixed by the softmax of scores: the queries, keys and values, and the scores."""
-    found = {}
+    found: dict[int, tuple[tuple[int, ...], Scores]] = {}
     for place, node in enumerate(program.nodes):
         if isinstance(node.op, Mix):
             weights, values = node.inputs

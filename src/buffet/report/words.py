@@ -47,6 +47,19 @@ class FlippedSentence(Frozen):
     margin: float
 
 
+class FewerWords(Frozen):
+    """The answer if fewer words are exchanged at once; the fields are those of the whole answer."""
+
+    at_most: int
+    sentences: int
+    shapes: int
+    verdict: Verdict
+    margin: float | None
+    flip: FlippedSentence | None
+    unknown: int
+    seconds: float
+
+
 class WordsReport(Frozen):
     """The whole answer of `buffet certify` about substitutions."""
 
@@ -68,6 +81,7 @@ class WordsReport(Frozen):
     flip: FlippedSentence | None
     unknown: int  # sentences that are neither proven nor known to flip
     seconds: float
+    fewer: tuple[FewerWords, ...] = ()  # the same for fewer words at once, where asked for
     command: str
     versions: Versions
 

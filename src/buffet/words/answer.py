@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from buffet.attack import AttackSettings
 from buffet.engine import Engine
+from buffet.errors import BuffetError
 from buffet.methods import Method
 from buffet.printing import round_down, round_up
 from buffet.propagation.rigorous_run import RigorousRun, batch_size
@@ -52,6 +53,7 @@ class Answer:
     unknown: int  # sentences of shapes that are neither proven nor flipped
     shapes: int
     seconds: float
+    at_most: int  # words exchanged at once
 
     def __repr__(self) -> str:
         return f"Answer({self.headline})"
@@ -114,7 +116,37 @@ def answered(
         unknown=0 if flip or verdict == "certified" else unknown or len(single),
         shapes=len(found.shapes),
         seconds=time.perf_counter() - begin,
+        at_most=found.at_most,
     )
+
+
+def answered_each(
+    found: Substitutions,
+    budgets: Sequence[int],
+    answer: Callable[[Substitutions, float | None], Answer],
+    seconds: float | None,
+) -> tuple[Answer, ...]:
+    """What is known if at most so many words are exchanged, for each of some `budgets`, in their order.
+
+    What is proven for some words holds for fewer, and a sentence that flips the answer counts for all budgets
+    that it is within. So the smallest budget is asked first, which costs least and often has a flip; then
+    the largest of those that are open. Each may take its share of the `seconds` that are left.
+    """
+    if wrong := [k for k in budgets if k < 1]:
+        raise BuffetError(f"at_most is {wrong[0]}: at least 1 word has to be exchanged")
+    end = None if seconds is None else time.perf_counter() + checked_budget(seconds)
+    sets = {k: found.within(k) for k in budgets}
+    known: dict[int, Answer] = {}
+    while rest := sorted(sets.keys() - known.keys()):
+        asked = rest[-1] if known else rest[0]
+        left = None if end is None else max(end - time.perf_counter(), LEAST_SECONDS) / len(rest)
+        known[asked] = told = answer(sets[asked], left)
+        for k, one in sets.items():
+            flips = told.flip is not None and len(told.flip.changes) <= one.at_most
+            settled = k in known and known[k].verdict != "unknown"
+            if not settled and (flips or (told.verdict == "certified" and k <= asked)):
+                known[k] = replace(told, count=one.count, shapes=one.shape_count, at_most=one.at_most)
+    return tuple(known[k] for k in budgets)
 
 
 def _sentences(found: Substitutions, shape: Shape) -> int:
