@@ -14,7 +14,7 @@ from buffet.lab.soundness.extremes import extreme_case
 from buffet.lab.soundness.judge import BITS, Judge
 from buffet.lab.soundness.spans import Span, span_of
 from buffet.network.norms import frobenius, largest_column, spectral
-from buffet.propagation import rigorous_run
+from buffet.propagation import attended, computed
 from buffet.propagation.rigorous_run import RigorousRun
 
 POINTS = 6
@@ -61,8 +61,8 @@ def test_the_exact_margin_is_within_the_error(draw, dtype):
 
 
 def test_it_would_be_noticed_if_roundings_were_forgotten(monkeypatch):
-    monkeypatch.setattr(rigorous_run, "_unit", lambda dtype, terms=0: 0.0)
-    monkeypatch.setattr(rigorous_run, "UP", 0.0)
+    monkeypatch.setattr(computed, "unit", lambda dtype, terms=0: 0.0)
+    monkeypatch.setattr(computed, "UP", 0.0)
     cases = [extreme_case(seed) for seed in range(250)]
     assert sum(contradicted(case, torch.float64)[0] for case in cases) > 0
 
@@ -100,3 +100,48 @@ def test_norms_of_matrices_of_one_direction_and_of_nothing():
     assert 600**0.5 <= spectral(line) <= 600**0.5 * 1.001
     assert 0 <= spectral(torch.zeros(4, 4)) < 1e-100
     assert not math.isfinite(spectral(torch.full((2, 2), math.inf)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+@pytest.mark.parametrize("moving", [0, 1, 2, 3])
+def test_where_few_tokens_move_attention_is_the_same(dtype, moving):
+    case = random_case(3)
+    generator = torch.Generator().manual_seed(moving)
+    rows = 0.3 * torch.randn(30, case.inner.center.shape[1], generator=generator, dtype=torch.float64)
+    index = torch.arange(7).repeat(20, 1)
+    index[:, 2 : 2 + moving] = torch.randint(7, 30, (20, moving), generator=generator)
+    program = case.model.program64.margins(case.label)
+    run = RigorousRun(program, dtype)
+    value, error = run.margins(run.table(rows), index)
+    apart = (value - program.evaluate(rows[index])).abs()
+    assert bool((apart <= error.unsqueeze(-1) + 1e-9).all())
+    assert float(apart.max()) < (1e-3 if dtype == torch.float32 else 1e-10)
+
+
+def test_tokens_that_move_are_noticed_where_they_overflow():
+    case = random_case(3)
+    rows, _ = points_of(case)
+    rows = torch.cat([rows[:4], rows[:1] * 1e300, rows[1:2]])
+    index = torch.tensor([[0, 1, 2, 3], [0, 4, 2, 3], [0, 5, 2, 3]])
+    run = RigorousRun(case.model.program64.margins(case.label), torch.float64)
+    _, error = run.margins(run.table(rows), index)
+    assert error.isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("tokens", [3, 40, 700])
+def test_weights_of_attention_err_by_no_more_units_than_are_reckoned_with(dtype, scale, tokens):
+    generator = torch.Generator().manual_seed(tokens)
+    q, k = (torch.randn(1, tokens, 1, 8, generator=generator).to(dtype) * scale**0.5 for _ in range(2))
+    v = torch.eye(tokens, dtype=dtype)[None, :, None]
+    weights = attended._mixed(0.5, q, k, v)[0].double()
+    scores = 0.5 * torch.einsum("tk,uk->tu", q[0, :, 0].double(), k[0, :, 0].double())
+    exact = scores.softmax(-1)
+    eps = torch.finfo(dtype).eps
+    apart = scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)
+    rounded = 2 * 16 * eps * float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) * 0.5
+    units = attended.EXP_UNITS * (1 + tokens // attended.BLOCK) + tokens + 4 * apart
+    if dtype == torch.float64:
+        rounded += 1e-15 * tokens  # what is called exact here
+    assert bool(((weights - exact).abs() <= (units * eps + rounded) * exact + 1e-37).all())

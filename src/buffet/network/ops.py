@@ -149,6 +149,10 @@ class Affine(Linear):
         return frobenius(self.weight)
 
     @cached_property
+    def bias_norm(self) -> float:
+        return frobenius(self.bias)
+
+    @cached_property
     def largest_column(self) -> float:
         """No difference of inputs is stretched by more, from the L1 to the Euclidean norm."""
         return largest_column(self.weight)
@@ -183,6 +187,14 @@ class Diagonal(Linear):
 
     weight: Float[Tensor, "features"]
     bias: Float[Tensor, "features"]
+
+    @cached_property
+    def largest_weight(self) -> float:
+        return float(self.weight.abs().max())
+
+    @cached_property
+    def bias_norm(self) -> float:
+        return frobenius(self.bias)
 
     def evaluate(self, *inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         return torch.addcmul(self.bias, inputs[0], self.weight)

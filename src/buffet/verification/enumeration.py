@@ -26,8 +26,10 @@ from buffet.system.parallel import side_by_side, threads
 EXACT = torch.float64
 WORTH_SPLITTING = 8_000_000_000
 """Numbers to be multiplied, from which on several processes share the sentences."""
-BLOCK = 16
+BLOCK = 4
 """Batches that are listed at a time; the clock is looked at in between."""
+SHARE = 32
+"""Blocks that a process is given at most, before the others are told what it has found."""
 NEAREST = 512
 """At most this many sentences, those with the smallest margins, are run again in double precision, to say
 what the smallest margin is."""
@@ -129,11 +131,11 @@ class Sentences:
 
 def _distinct(original: Float[Tensor, "width"], rows: Float[Tensor, "_ width"]) -> Float[Tensor, "_ width"]:
     """The rows that are not the original, every one once, in their order."""
-    seen = {tuple(original.tolist()): -1}
-    for number, row in enumerate(rows.tolist()):
-        seen.setdefault(tuple(row), number)
-    kept = [number for number in seen.values() if number >= 0]
-    return rows[kept]
+    every = torch.cat([original[None], rows]) + 0.0  # −0 and 0 are the same
+    seen: dict[bytes, int] = {}
+    for number, row in enumerate(every.cpu().numpy()):
+        seen.setdefault(row.tobytes(), number - 1)
+    return rows[[number for number in seen.values() if number >= 0]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,21 +248,18 @@ def enumerate_all(
         """A share of the work, maybe in a process of its own."""
         own = Tally(sentences)
         for block in some:
-            if own.flip is None:
+            if own.flip is None and (deadline is None or time.perf_counter() < deadline):
                 own.add(block)
         return own
 
+    count = part.count()
     blocks = part.blocks(BLOCK * sentences.batch)
-    large = part.count() * sentences.work > WORTH_SPLITTING
-    workers = torch.get_num_threads() if large else 1
+    workers = torch.get_num_threads() if count * sentences.work > WORTH_SPLITTING else 1
+    length = 1 if workers == 1 else min(SHARE, math.ceil(count / (BLOCK * sentences.batch * workers)))
     _ = sentences.prepared  # once, for all processes
-    while shares := [
-        share for _ in range(workers) if (share := list(islice(blocks, 1 if workers == 1 else 4)))
-    ]:
-        if deadline is not None and time.perf_counter() > deadline:
-            return tally.outcome(False)
+    while shares := [share for _ in range(workers) if (share := list(islice(blocks, length)))]:
         for found in side_by_side(run, shares):
             tally.merge(found)
         if tally.flip is not None:
-            return tally.outcome(False)
-    return tally.outcome(True)
+            break
+    return tally.outcome(tally.run == count and tally.flip is None)
