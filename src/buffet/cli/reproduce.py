@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "buffet reproduce --data path/to/data --out results",
     "buffet reproduce --data path/to/data --out results --models path/to/models --workers 1",
+    "buffet reproduce --data path/to/data --out paper --scale paper --hours 12",
     "buffet reproduce --data path/to/data --out results --draw-only",
-    "buffet reproduce --data path/to/data --out paper --scale paper",
+    "buffet reproduce --draw-from docs/results --out docs/results",
 )
 SAY_EVERY = 15.0
 """Seconds between two lines of progress."""
 
 
 def reproduce(
-    data: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Folders **sst2** and **yelp**, as **buffet train** reads them."),
-    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written, and continued.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folders **sst2** and **yelp**, as **buffet train** reads them."),
+    ] = None,
     scale: Annotated[
         str, typer.Option(metavar="NAME", help="How much: **small**, or **paper** for all of it.")
     ] = "small",
@@ -40,39 +41,72 @@ def reproduce(
         Path | None,
         typer.Option(metavar="DIR", help="Trained models, called like their presets, to use as they are."),
     ] = None,
-    norm: Annotated[str, typer.Option(metavar="P", help="The norm of the balls: 1, 2 or inf.")] = "2",
+    trained_only: Annotated[
+        bool, typer.Option("--trained-only", help="Train nothing: leave models out that are not there yet.")
+    ] = False,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            metavar="H",
+            help="Begin no work after so long; the same command goes on later. Default: no limit.",
+        ),
+    ] = None,
+    norm: Annotated[str, typer.Option(metavar="P", help="The norm of the balls: 1, 2 or inf.")] = "1",
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes. Default: as many as there are cores.")
     ] = None,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Do no further work; draw what there is so far.")
     ] = False,
+    draw_from: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw everything anew from the file **rows-SCALE.ndjson** there."),
+    ] = None,
 ) -> None:
-    """Train the models, certify the tasks, and draw every figure and table of the evaluation.
+    """Train the models, certify the tasks, and draw every figure and table of the paper's evaluation.
 
     Into DIR go **models**, **rows.ndjson** (for **buffet summary**), **margins**, then **figures** (SVG,
-    PNG, CSV), **tables** (Markdown, LaTeX, CSV) and **index.md**, which shows them all with what is needed
-    to repeat them.
+    PNG, CSV), **tables** (Markdown, LaTeX, CSV), **index.md**, which shows them all with what is needed
+    to repeat them, **claims.md**, which holds the paper's claims against them, and **rows-SCALE.ndjson**,
+    from which all of these are drawn and which names no sentence.
 
-    The scale **small** trains five models of width 128; it is meant for half an hour on 2 cores. The scale
+    The scale **small** trains five models of width 128; it is meant for an hour on 2 cores. The scale
     **paper** trains the 10 models of the paper and asks 140 tasks of each: days on one machine.
+
+    Tasks are done in a random order that is fixed, all models advancing alike, so whatever is done when
+    **--hours** are over is a fair sample. What was begun by then is finished.
 
     It can be interrupted at any moment, in any way: the same command continues.
     """
     from buffet.experiments.workers import LocalFleet
     from buffet.lab import reproduce as evaluation
 
+    if draw_from is not None:
+        records = evaluation.Records.read(draw_from)
+        typer.echo(f"{evaluation.draw(records, _prepared(out))}: drawn from {records.name}")
+        return
+    if data is None:
+        raise BuffetError("--data: give the directory with the folders sst2 and yelp")
     chosen = _scale(scale, norm)
     if workers is not None:
         within("--workers", workers, 1, 4096)
+    if hours is not None and not 0 < hours < 1e6:
+        raise BuffetError(f"--hours: got {hours:g}; give a number above 0")
     if models is not None and not models.is_dir():
         raise BuffetError(f"--models: {models}: no such directory; leave it out to train the models")
     place = evaluation.Workspace(data, _prepared(out), models)
     fleet = LocalFleet(workers, 1)
     page = evaluation.reproduce(
-        place, chosen, fleet, command=_command(chosen), draw_only=draw_only, report=_Log()
+        place,
+        chosen,
+        fleet,
+        command=_command(chosen),
+        draw_only=draw_only,
+        trained_only=trained_only,
+        hours=hours,
+        report=_Log(),
     )
-    typer.echo(f"{page}: {len(chosen.subjects)} models, figures and tables beside it")
+    typer.echo(f"{page}: figures and tables beside it")
 
 
 def _scale(name: str, norm: str) -> Scale:
@@ -94,7 +128,7 @@ def _prepared(out: Path) -> Path:
 def _command(scale: Scale) -> str:
     """The command that gives these results anywhere, without the paths of this machine."""
     words = ["buffet", "reproduce", "--data", "DATA", "--out", "RESULTS", "--scale", scale.name]
-    return shlex.join(words + ([] if scale.norm == 2 else ["--norm", f"{scale.norm:g}"]))
+    return shlex.join(words + ([] if scale.norm == 1 else ["--norm", f"{scale.norm:g}"]))
 
 
 class _Log:

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from buffet.experiments.config import SweepConfig
+from buffet.experiments.config import Running, SweepConfig
 from buffet.experiments.plan import Setting, SweepPlan, SweepTask, WorkUnit, make_plan, parts
 from buffet.experiments.rows import Row, open_rows
 from buffet.experiments.store import RowFile
@@ -78,17 +78,27 @@ def sweep(
         fleet: who works; by default processes of this machine, as many as the configuration says.
         retry_failed: tasks whose row says failed or timeout are tried again.
     """
+    fleet = fleet or LocalFleet(config.run.workers, config.run.threads)
+    return carry_out(make_plan(config), out, fleet, config.run, retry_failed=retry_failed, progress=progress)
+
+
+def carry_out(
+    plan: SweepPlan,
+    out: Path,
+    fleet: Fleet[Any],
+    running: Running,
+    *,
+    retry_failed: bool = False,
+    progress: Callable[[SweepProgress], None] | None = None,
+    until: float = math.inf,
+) -> Outcome:
+    """The same for a plan, in its order. Nothing is begun after `until`, on the clock of `time.monotonic`."""
     start = time.monotonic()
-    plan = make_plan(config)
     with open_rows(out) as file:
-        driver = _Driver(config, plan, file, retry_failed, progress or (lambda now: None), start)
+        driver = _Driver(running, plan, file, retry_failed, progress or (lambda now: None), start)
         driver.report()
         dispatch(
-            fleet or LocalFleet(config.run.workers, config.run.threads),
-            driver.queue,
-            driver.settle,
-            limit=config.run.limit,
-            retries=config.run.retries,
+            fleet, driver.queue, driver.settle, limit=running.limit, retries=running.retries, until=until
         )
     return driver.outcome()
 
@@ -98,16 +108,16 @@ class _Driver:
 
     def __init__(
         self,
-        config: SweepConfig,
+        running: Running,
         plan: SweepPlan,
         file: RowFile[Row],
         retry_failed: bool,
         progress: Callable[[SweepProgress], None],
         start: float,
     ) -> None:
-        self.config, self.plan, self.file, self.progress, self.start = config, plan, file, progress, start
+        self.running, self.plan, self.file, self.progress, self.start = running, plan, file, progress, start
         self.versions = Versions.current()
-        self.place = Place(config.run.memory, config.run.device)
+        self.place = Place(running.memory, running.device)
         self.rows = {row.key: row for row in file.rows}
         self.before = {key for unit in plan.units for key in unit.keys if key in self.rows}
         if retry_failed:
@@ -196,7 +206,7 @@ class _Driver:
             "task_seconds": None if seconds is None else seconds / len(tasks),
             "attack_seconds": ground.attack_seconds,
             "batch": len(tasks),
-            "threads": self.config.run.threads,
+            "threads": self.running.threads,
             "config": self.plan.digest,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": self.versions,
@@ -214,7 +224,8 @@ class _Driver:
         self.progress(SweepProgress(self.plan.tasks, len(self.before), self.written, self.failed, seconds))
 
     def outcome(self) -> Outcome:
-        rows = [self.rows[key] for unit in self.plan.units for key in unit.keys]
+        keys = (key for unit in self.plan.units for key in unit.keys)
+        rows = [self.rows[key] for key in keys if key in self.rows]
         reasons = Counter(row.reason for row in rows if row.reason is not None)
         return Outcome(
             rows=self.file.path,

@@ -7,6 +7,7 @@ killed: `LocalFleet` as processes of this machine, `buffet.experiments.cluster` 
 from __future__ import annotations
 
 import heapq
+import math
 import multiprocessing
 import os
 import signal
@@ -120,18 +121,23 @@ def dispatch(
     *,
     limit: float | None = None,
     retries: int = 2,
+    until: float = math.inf,
 ) -> None:
     """Do the jobs of the queue, a heap, to which `settle` may push more; returns when all are settled.
 
     Every ticket is settled exactly once. A job that takes longer than `limit` seconds fails and its worker
-    is killed; one whose worker died is tried again `retries` times.
+    is killed; one whose worker died is tried again `retries` times. After `until`, on the clock of
+    `time.monotonic`, no job is begun: those that were are finished, however long they take, as quick ones
+    would else be more likely to be among the answers.
     """
     posts: dict[W, _Post] = {}
     stillborn = 0
     try:
         while True:
-            _assign(fleet, queue, posts, limit)
-            if not queue and not any(post.ticket for post in posts.values()):
+            late = time.monotonic() >= until
+            if not late:
+                _assign(fleet, queue, posts, limit)
+            if (late or not queue) and not any(post.ticket for post in posts.values()):
                 return
             nearest = min(post.deadline for post in posts.values()) - time.monotonic()
             for worker, news in fleet.hear(list(posts), max(0.0, min(nearest, PATIENCE))):

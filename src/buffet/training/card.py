@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -129,3 +131,12 @@ def _outcome(settings: TrainSettings, summary: TrainSummary) -> dict[str, str]:
         "seed": str(settings.seed),
         "sha256 of `model.safetensors`": f"`{summary.sha256}`",
     }
+
+
+def trained_minutes(model: Path) -> float | None:
+    """How long the training of a model took, as its card says; None: it has no such card."""
+    try:
+        found = re.search(r"^\| time \| ([0-9.]+) minutes", (model / "README.md").read_text("utf-8"), re.M)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return float(found[1]) if found else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buffet.lab.drawing import FAINT, INK, SETTINGS, pictures
 from buffet.lab.reproduce.results import Results
-from buffet.lab.reproduce.scales import REFERENCE, Subject
+from buffet.lab.reproduce.scales import CURVE_SHARE, CURVES, OURS, PUBLISHED
 from buffet.lab.reproduce.tables import csv_text
 
 if TYPE_CHECKING:
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 STYLES = {
-    REFERENCE: ("#000000", "o"),
-    "r-buffet": ("#56B4E9", "v"),
+    PUBLISHED: ("#000000", "o"),
+    "crown-baf+r": ("#8a8a8a", "v"),
+    "crown-baf+o": ("#CC79A7", "<"),
+    OURS: ("#56B4E9", "P"),
+    "r-buffet": ("#a0522d", "X"),
     "o-buffet": ("#0072B2", "o"),
     "lse": ("#F0C000", "^"),
-    "lse+r-buffet": ("#CC79A7", "<"),
     "lse+o-buffet": ("#009E73", "s"),
     "backward": ("#E69F00", "P"),
     "buffet": ("#D55E00", "D"),
 }
 """Colour and marker of every method, the same in all figures."""
-SCATTERED = ("r-buffet", "o-buffet", "lse+o-buffet", "buffet")
+SCATTERED = ("crown-baf+r", "crown-baf+o", OURS, "o-buffet", "lse+o-buffet", "buffet")
 COLUMNS = 3
 """Panels side by side."""
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
@@ -47,16 +49,22 @@ class Figure:
     files: Mapping[str, str | bytes]  # by their endings
 
 
-def figures(results: Results) -> list[Figure]:
-    """Every figure there is something to draw in: scatter and box plots per dataset, the margin curves."""
+def figures(results: Results, pictures: bool = True) -> list[Figure]:
+    """Every figure there is something to draw in: scatter and box plots per dataset, the margin curves.
+
+    Without `pictures` they have their data only.
+    """
     drawn: list[Figure] = []
-    for data in results.scale.data:
-        subjects = [s for s in results.subjects if s.data == data and len(results.methods(s.preset)) > 1]
-        if subjects:
-            title = results.data[data].title
-            drawn += [_scatter(results, data, title, subjects), _boxes(results, data, title, subjects)]
-    if learned := [s for s in results.scale.subjects if results.learning(s.preset)]:
-        drawn.append(_curves(results, learned))
+    for data, record in results.data.items():
+        if models := [m.model for m in results.about(data) if len(results.methods(m.model)) > 1]:
+            drawn += [
+                _scatter(results, data, record.title, models, pictures),
+                _boxes(results, data, record.title, models, pictures),
+            ]
+    if learned := [
+        m.model for m in results.models if any(results.learning(m.model, method) for method in CURVES)
+    ]:
+        drawn.append(_curves(results, learned, pictures))
     return drawn
 
 
@@ -66,9 +74,12 @@ def _drawn(
     panels: int,
     draw: Callable[[Canvas, Sequence[Axes]], None],
     data: str,
+    shown: bool,
     size: tuple[float, float] = (3.1, 3.1),
 ) -> Figure:
-    """A figure of `panels` axes, at most `COLUMNS` side by side."""
+    """A figure of `panels` axes, at most `COLUMNS` side by side; if it is not shown, its data only."""
+    if not shown:
+        return Figure(name, caption, {"csv": data})
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
@@ -91,11 +102,11 @@ def _legend(canvas: Canvas, axes: Sequence[Axes]) -> None:
     canvas.legend(list(found.values()), list(found), **where)
 
 
-def _scatter(results: Results, data: str, title: str, subjects: Sequence[Subject]) -> Figure:
-    """Certified radius against the baseline's, both divided by the largest one of the baseline."""
+def _scatter(results: Results, data: str, title: str, models: Sequence[str], shown: bool) -> Figure:
+    """Certified radius against the published baseline's, both divided by the largest one of the latter."""
     reach = {
-        s.preset: max((p.reference for p in results.pairs(s.preset, REFERENCE)), default=0.0) or 1.0
-        for s in subjects
+        model: max((p.reference for p in results.pairs(model, PUBLISHED)), default=0.0) or 1.0
+        for model in models
     }
 
     def draw(canvas: Canvas, axes: Sequence[Axes]) -> None:
@@ -106,120 +117,138 @@ def _scatter(results: Results, data: str, title: str, subjects: Sequence[Subject
                 if not (pairs := results.pairs(model, method)):
                     continue
                 x, y = [p.reference / unit for p in pairs], [p.certified / unit for p in pairs]
-                look: dict[str, Any] = {"s": 28, "alpha": 0.9, "linewidths": 0.5, "edgecolors": "white"}
+                look: dict[str, Any] = {"s": 22, "alpha": 0.85, "linewidths": 0.5, "edgecolors": "white"}
                 axis.scatter(x, y, c=colour, marker=marker, label=method, clip_on=False, zorder=3, **look)
                 top = max([top, *y])
             axis.plot([0, 1.05], [0, 1.05], color=FAINT, linewidth=1)
             axis.annotate("y = x", (1.02, 0.84), color=FAINT, fontsize=8, ha="right", va="top")
-            axis.set(title=model, xlim=(0, 1.05), ylim=(0, 1.05 * top), xlabel="baseline's ε, normalised")
+            axis.set(
+                title=model, xlim=(0, 1.05), ylim=(0, 1.05 * top), xlabel=f"ε of {PUBLISHED}, normalised"
+            )
         axes[0].set_ylabel("certified ε, normalised")
         _legend(canvas, axes)
 
-    header = ("model", "method", "task", "baseline", "certified", "baseline_norm", "certified_norm")
+    header = ("model", "method", "task", PUBLISHED, "certified", f"{PUBLISHED}_norm", "certified_norm")
     records = [
         (
             model,
             method,
-            results.number(model, p.row.sentence, p.row.words),
-            *(value / unit for unit in (1.0, reach[model]) for value in (p.reference, p.certified)),
+            p.task,
+            *(v / unit for unit in (1.0, reach[model]) for v in (p.reference, p.certified)),
         )
         for model in reach
         for method in SCATTERED
         for p in results.pairs(model, method)
     ]
     caption = (
-        f"{title}: the largest certified ε of every task against the baseline's, both divided by the largest "
-        "one of the baseline. Above the line y = x a method proves more than the baseline."
+        f"{title}: the largest certified ε of every task against that of {PUBLISHED}, both divided by the "
+        f"largest one of {PUBLISHED}. Above the line y = x a method proves more."
     )
-    return _drawn(f"scatter-{data}", caption, len(subjects), draw, csv_text(header, records))
+    return _drawn(f"scatter-{data}", caption, len(models), draw, csv_text(header, records), shown)
 
 
-def _boxes(results: Results, data: str, title: str, subjects: Sequence[Subject]) -> Figure:
-    """How the ratios to the baseline's radius are spread: quartiles, whiskers to the extremes, every task."""
+def _boxes(results: Results, data: str, title: str, models: Sequence[str], shown: bool) -> Figure:
+    """How the ratios to the published baseline's radius are spread: quartiles, extremes, every task."""
 
     def draw(canvas: Canvas, axes: Sequence[Axes]) -> None:
-        for axis, subject in zip(axes, subjects, strict=True):
-            methods = [m for m in results.methods(subject.preset)[1:] if results.ratios(subject.preset, m)]
+        for axis, model in zip(axes, models, strict=True):
+            methods = [m for m in results.methods(model)[1:] if results.ratios(model, m)]
             for place, method in enumerate(methods):
-                colour, _ = STYLES[method]
-                values = results.ratios(subject.preset, method)
-                axis.boxplot(
-                    [values],
-                    positions=[place],
-                    widths=0.55,
-                    whis=(0, 100),
-                    patch_artist=True,
-                    boxprops={"facecolor": colour + "40", "edgecolor": colour},
-                    medianprops={"color": colour, "linewidth": 2},
-                    whiskerprops={"color": colour},
-                    capprops={"color": colour},
-                )
-                spots = [place + 0.16 * math.sin(7.0 * i) for i in range(len(values))]
-                axis.scatter(spots, values, s=7, c=colour, linewidths=0, alpha=0.8, zorder=3)
+                _box(axis, place, STYLES[method][0], results.ratios(model, method))
             axis.axhline(1, color=FAINT, linewidth=1, zorder=0)
             axis.set_yscale("log")
             low, high = axis.get_ylim()
             axis.set_yticks(named := [t for t in TICKS if low < t < high], [f"{t:g} ×" for t in named])
             axis.set_yticks([], minor=True)
             axis.set_xticks(range(len(methods)), methods, rotation=40, ha="right", rotation_mode="anchor")
-            axis.set_title(subject.preset)
-        axes[0].set_ylabel("certified ε / baseline's")
+            axis.set_title(model)
+        axes[0].set_ylabel(f"certified ε / {PUBLISHED}")
 
     header = ("model", "method", "ratio")
     records = [
-        (s.preset, method, value)
-        for s in subjects
-        for method in results.methods(s.preset)[1:]
-        for value in results.ratios(s.preset, method)
+        (model, method, value)
+        for model in models
+        for method in results.methods(model)[1:]
+        for value in results.ratios(model, method)
     ]
     caption = (
-        f"{title}: certified ε divided by the baseline's, task by task. Boxes are quartiles, whiskers reach "
-        "the extremes, points are tasks; 1 × is the baseline."
+        f"{title}: certified ε divided by that of {PUBLISHED}, task by task. Boxes are quartiles, whiskers "
+        "reach "
+        f"the extremes, points are tasks; 1 × is {PUBLISHED}."
     )
-    return _drawn(f"boxes-{data}", caption, len(subjects), draw, csv_text(header, records), (3.1, 3.4))
+    return _drawn(f"boxes-{data}", caption, len(models), draw, csv_text(header, records), shown, (3.1, 3.4))
 
 
-def _curves(results: Results, subjects: Sequence[Subject]) -> Figure:
-    """The margin at every step of o-BuFFeT, divided by the size of the baseline's, which is −1 in all."""
+def _box(axis: Axes, place: int, colour: str, values: Sequence[float]) -> None:
+    """One box with its points."""
+    axis.boxplot(
+        [list(values)],
+        positions=[place],
+        widths=0.55,
+        whis=(0, 100),
+        patch_artist=True,
+        boxprops={"facecolor": colour + "40", "edgecolor": colour},
+        medianprops={"color": colour, "linewidth": 2},
+        whiskerprops={"color": colour},
+        capprops={"color": colour},
+    )
+    spots = [place + 0.16 * math.sin(7.0 * i) for i in range(len(values))]
+    axis.scatter(spots, values, s=7, c=colour, linewidths=0, alpha=0.8, zorder=3)
 
-    def normalised(model: str) -> list[list[float]]:
+
+def _curves(results: Results, models: Sequence[str], shown: bool) -> Figure:
+    """Margins at every step of learning, divided by the size of the first method's, which is −1 in all."""
+
+    def normalised(model: str, method: str) -> list[list[float]]:
         return [
             [math.nan if m is None else m / -(curve.reference or -1.0) for m in curve.steps]
-            for curve in results.learning(model)
+            for curve in results.learning(model, method)
         ]
 
     def draw(canvas: Canvas, axes: Sequence[Axes]) -> None:
-        colour, _ = STYLES["o-buffet"]
-        for axis, subject in zip(axes, subjects, strict=True):
-            curves = normalised(subject.preset)
-            for curve in curves:
-                axis.plot(curve, color=colour, linewidth=0.8, alpha=0.45)
-            typical = [statistics.median(values) for values in zip(*curves, strict=True)]
-            axis.plot(typical, color=colour, linewidth=2.2)
+        for axis, model in zip(axes, models, strict=True):
+            last, lowest = 1, -1.15
+            for method in CURVES:
+                if not (curves := normalised(model, method)):
+                    continue
+                colour, _ = STYLES[method]
+                for curve in curves:
+                    axis.plot(curve, color=colour, linewidth=0.8, alpha=0.45)
+                typical = [statistics.median(values) for values in zip(*curves, strict=True)]
+                axis.plot(typical, color=colour, linewidth=2.2, label=method)
+                last = max(last, len(typical) - 1)
+                lowest = min([lowest, *(v for c in curves for v in c if not math.isnan(v))])
             axis.axhline(0, color=INK, linewidth=1)
             axis.axhline(-1, color=STYLES["buffet"][0], linewidth=1.2, linestyle=(0, (5, 3)))
-            last = len(typical) - 1
             note: dict[str, Any] = {
                 "textcoords": "offset points",
                 "ha": "right",
                 "va": "bottom",
                 "fontsize": 8,
             }
-            axis.annotate("baseline", (last, -1), (0, 2), color=STYLES["buffet"][0], **note)
+            axis.annotate("without learning", (last, -1), (0, 2), color=STYLES["buffet"][0], **note)
             axis.annotate("proven above 0", (last, 0), (0, 2), **note)
-            axis.set(title=subject.preset, xlabel="step of o-BuFFeT", xlim=(0, last))
-            axis.set_ylim(bottom=min(-1.15, *(v for c in curves for v in c)))
+            axis.set(title=model, xlabel="step", xlim=(0, last))
+            axis.set_ylim(bottom=lowest)
         axes[0].set_ylabel("margin, normalised")
+        _legend(canvas, axes)
 
-    header = ("model", "task", "eps", "baseline", "step", "margin")
+    header = ("model", "method", "task", "eps", "reference", "step", "margin")
     records = [
-        (c.model, results.number(c.model, c.sentence, (c.word,)), c.eps, c.reference, step, margin)
-        for s in subjects
-        for c in results.learning(s.preset)
+        (c.model, c.method, c.task, c.eps, c.reference, step, margin)
+        for model in models
+        for method in CURVES
+        for c in results.learning(model, method)
         for step, margin in enumerate(c.steps)
     ]
-    caption = (
-        "Lower bound of the margin while o-BuFFeT learns, at an ε 1.1 times what the baseline certifies, "
-        "divided by the size of the baseline's margin (dashed, −1). Thin: one task each; thick: their median."
+    counts = ", ".join(
+        f"{model} {max(len(results.learning(model, method)) for method in CURVES)}" for model in models
     )
-    return _drawn("margin-curves", caption, len(subjects), draw, csv_text(header, records), (3.1, 2.7))
+    caption = (
+        f"Lower bound of the margin while α are learned, at an ε {CURVE_SHARE:g} times what the method it "
+        "starts "
+        "from certifies, divided by the size of its margin there (dashed, −1): "
+        + ", ".join(f"{method} from {against}" for method, against in CURVES.items())
+        + f". Thin: one task each; thick: their median. Tasks: {counts}."
+    )
+    return _drawn("margin-curves", caption, len(models), draw, csv_text(header, records), shown, (3.1, 2.7))

@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from buffet.lab.reproduce.figures import Figure
 from buffet.lab.reproduce.results import Results
+from buffet.lab.reproduce.scales import PUBLISHED
 from buffet.lab.reproduce.tables import Table
-from buffet.report import Versions
 
 ORDER = (
-    ("Certified radii", ("scatter", "boxes", "radii")),
-    ("With log-sum-exp softmax", ("lse", "margins")),
-    ("How o-BuFFeT learns", ("margin-curves",)),
-    ("Time", ("times",)),
+    ("Certified radii (RQ1)", ("gains", "scatter", "boxes", "ours")),
+    ("How margins grow while α are learned (RQ2)", ("margin-curves",)),
+    ("Time (RQ3)", ("times",)),
+    ("With log-sum-exp softmax, at a fixed radius", ("margins",)),
     ("Models and data", ("accuracy", "datasets")),
+    ("Every model and method", ("radii",)),
 )
 """The sections of the page, and how the names of what belongs there begin."""
 
 
-def index_page(results: Results, figures: Sequence[Figure], tables: Sequence[Table], command: str) -> str:
+def index_page(results: Results, figures: Sequence[Figure], tables: Sequence[Table]) -> str:
     """The page in Markdown; pictures and data are linked where `reproduce` puts them."""
-    parts = ["# Results", _introduction(results)]
+    parts = ["# Results", *_introduction(results)]
     for title, names in ORDER:
-        found = [_figure(figure) for name in names for figure in figures if figure.name.startswith(name)]
-        found += [_table(table) for name in names for table in tables if table.name == name]
+        found = []
+        for name in names:
+            found += [_table(table) for table in tables if table.name.startswith(name)]
+            found += [_figure(figure) for figure in figures if figure.name.startswith(name)]
         if found:
             parts += [f"## {title}", *found]
-    parts += ["## To repeat this", _repeat(results, command)]
+    parts += ["## To repeat this", _repeat(results)]
     return "\n\n".join(parts) + "\n"
 
 
-def _introduction(results: Results) -> str:
-    scale = results.scale
-    answered = sum(row.ok for row in results.rows)
-    failed = len(results.rows) - answered
-    norm = f"L{scale.norm:g}".replace("inf", "∞")
+def _introduction(results: Results) -> list[str]:
+    run = results.records.run
+    answers = [answer for task in results.records.tasks for answer in task.answers.values()]
+    failed = sum(answer.certified is None for answer in answers)
+    norm = f"L{run.norm}".replace("inf", "∞")
+    told = [
+        f"Scale *{run.scale}*: {run.summary}. A task is one word of a test sentence the model answers "
+        "rightly, "
+        f"drawn at random; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
+        f"{len(results.records.tasks):,} tasks were found, {failed} failed. Certified numbers are proven; "
+        "ratios "
+        f"are rounded down. [What the paper claims, and what came out](claims.md).",
+        _progress(results),
+    ]
+    if run.absent:
+        told.append(f"Not run, as they are not trained yet: {', '.join(run.absent)}.")
+    return told
+
+
+def _progress(results: Results) -> str:
+    parts = []
+    for m in results.records.models:
+        done = len(results.answered(m.model, PUBLISHED))
+        wanted = f"{m.tasks}" if m.first == m.tasks else f"{m.tasks}, of which {m.first} come first"
+        parts.append(f"{m.model} {done} (of {wanted})")
     return (
-        f"Scale *{scale.name}*: {scale.summary}. A task is one word of a test sentence the model answers "
-        f"rightly; it moves within an {norm} ball. {answered:,} of {scale.radii:,} radii were found, "
-        f"{failed} failed. Certified numbers are proven; ratios are rounded down."
+        "Tasks are done in a random order that is fixed, all models advancing alike, so those that are "
+        "done are a "
+        f"fair sample: {', '.join(parts)}."
     )
 
 
@@ -59,27 +82,26 @@ def _table(table: Table) -> str:
     )
 
 
-def _repeat(results: Results, command: str) -> str:
-    now = Versions.current()
-    seeds = sorted({row.seed for row in results.rows}) or [results.scale.seed]
-    models = {row.model: row.model_digest for row in results.rows}
+def _repeat(results: Results) -> str:
+    run = results.records.run
     lines = [
-        f"```console\n{command}\n```",
+        f"```console\n{run.command}\n```",
         "\n".join(
             [
-                f"- Versions: buffet {now.buffet}, PyTorch {now.torch}, Python {now.python}.",
-                f"- Seed of training, the choice of tasks and the attack: {', '.join(map(str, seeds))}.",
-                *(f"- Model `{name}`: digest `{digest}`." for name, digest in models.items()),
-                *(f"- Data `{data.name}`: sha256 `{data.sha256}`." for data in results.data.values()),
-                *([f"- {_cost(results)}"] if results.times else []),
+                f"- Versions: buffet {run.versions.buffet}, PyTorch {run.versions.torch}, "
+                f"Python {run.versions.python}.",
+                f"- Seed of training, the choice of tasks and the attack: {run.seed}.",
+                *(f"- Data `{data.folder}`: sha256 `{data.sha256}`." for data in results.records.data),
+                *([f"- {_cost(run.cpu_minutes)}"] if run.cpu_minutes else []),
+                f"- Every number here is drawn from [{results.records.name}]({results.records.name}): "
+                "`buffet reproduce --draw-from DIR --out DIR`, DIR the directory of that file.",
             ]
         ),
     ]
-    notes = [data.note for data in results.data.values() if data.note]
+    notes = [data.note for data in results.records.data if data.note]
     return "\n\n".join([*lines, *notes])
 
 
-def _cost(results: Results) -> str:
-    parts = ", ".join(f"{stage} {cpu / 60:.1f}" for stage, (cpu, _) in results.times.items())
-    total = sum(cpu for cpu, _ in results.times.values())
-    return f"CPU minutes, all runs of the command together: {total / 60:.1f} ({parts})."
+def _cost(minutes: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{stage} {spent:.1f}" for stage, spent in minutes.items())
+    return f"CPU minutes, all runs of the command together: {sum(minutes.values()):.1f} ({parts})."

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 
 from buffet.data import read_data
 from buffet.experiments.plan import digest, model_digest
-from buffet.lab.reproduce.scales import REFERENCE
 from buffet.loading import load_checkpoint
 from buffet.methods import METHODS, method_named
 from buffet.regions import LpBall
@@ -46,9 +45,10 @@ class Curve(_Answer):
     token: str
     word: int
     method: str
-    share: float  # of the reference's radius
+    against: str  # the method it is compared with
+    share: float  # of the radius of that
     eps: float
-    reference: float | None  # the reference's margin; None: no bound
+    reference: float | None  # the margin of that; None: no bound
     steps: tuple[float | None, ...]  # before every step of the optimiser; none without one
     margin: float | None  # the best, computed once more without gradients
 
@@ -103,8 +103,9 @@ class CurveJob:
     word: int
     norm: float
     method: str
+    against: str
     share: float
-    radius: float  # the reference's
+    radius: float  # that `against` certifies
     steps: int
 
     @cached_property
@@ -115,7 +116,7 @@ class CurveJob:
     def run(self) -> Curve:
         model, eps = load_checkpoint(self.model), self.share * self.radius
         ball = LpBall(model.embed(self.sentence), [[self.word]], self.norm)
-        reference = verify(model, ball, eps, REFERENCE, label=self.label, falsify=False).margin
+        reference = verify(model, ball, eps, self.against, label=self.label, falsify=False).margin
         trace = MarginTrace([self.method], [reference])
         method = METHODS[self.method]
         if method.optimise != "none":
@@ -135,6 +136,7 @@ class CurveJob:
             token=model.tokens(self.sentence)[self.word],
             word=self.word,
             method=self.method,
+            against=self.against,
             share=self.share,
             eps=eps,
             reference=_finite(reference),

@@ -7,127 +7,119 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from buffet.data import Splits
-from buffet.experiments import MethodSummary, Row, summarise
-from buffet.lab.reproduce.jobs import Accuracy, Curve
-from buffet.lab.reproduce.scales import COMPARED, CURVE_SHARE, REFERENCE, THOROUGH, Scale, Subject
+from buffet.lab.reproduce.records import DataRecord, MarginRecord, ModelRecord, Records, TaskRecord
+from buffet.lab.reproduce.scales import COMPARED, CURVE_SHARE, PUBLISHED, THOROUGH
 
 METHODS = (*COMPARED, *THOROUGH)
 
 
 @dataclass(frozen=True)
-class DataSummary:
-    """A dataset in a few numbers."""
-
-    name: str  # of its folder
-    title: str
-    note: str
-    train: int
-    dev: int
-    test: int
-    words: float  # mean length of a test sentence
-    positive: float  # share of the test sentences
-    sha256: str
-
-    @classmethod
-    def of(cls, name: str, splits: Splits) -> DataSummary:
-        known = splits.dataset
-        return cls(
-            name=name,
-            title=known.title if known else name,
-            note=known.note if known else "",
-            train=len(splits.train),
-            dev=len(splits.dev),
-            test=len(splits.test),
-            words=statistics.fmean(len(example.sentence.split()) for example in splits.test),
-            positive=statistics.fmean(example.label == 1 for example in splits.test),
-            sha256=splits.sha256,
-        )
-
-
-@dataclass(frozen=True)
 class Pair:
-    """The certified radius of a task, and the reference's."""
+    """The certified radius of a task by a method and by a reference, and the seconds they took."""
 
-    row: Row
-    reference: float
+    task: int
     certified: float
+    reference: float
+    seconds: float
+    reference_seconds: float
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that was found; `times` are CPU and wall seconds by stage."""
+    """Records by model, method and task."""
 
-    scale: Scale
-    data: Mapping[str, DataSummary]  # by the data of a preset
-    accuracies: Mapping[str, Accuracy]  # by preset
-    rows: tuple[Row, ...]
-    curves: tuple[Curve, ...]
-    times: Mapping[str, tuple[float, float]]
+    records: Records
 
     @cached_property
-    def subjects(self) -> tuple[Subject, ...]:
-        """Those with rows."""
-        known = {row.model for row in self.rows}
-        return tuple(subject for subject in self.scale.subjects if subject.preset in known)
+    def data(self) -> Mapping[str, DataRecord]:
+        return {record.data: record for record in self.records.data}
 
     @cached_property
-    def lines(self) -> Mapping[tuple[str, str], MethodSummary]:
-        """The comparison with the reference, by model and method."""
-        known = any(row.method == REFERENCE for row in self.rows)
-        return {(line.model, line.method): line for line in summarise(self.rows, REFERENCE)} if known else {}
+    def models(self) -> tuple[ModelRecord, ...]:
+        """Those with tasks."""
+        return tuple(model for model in self.records.models if self.tasks(model.model))
+
+    @cached_property
+    def _tasks(self) -> Mapping[str, tuple[TaskRecord, ...]]:
+        found: dict[str, list[TaskRecord]] = {}
+        for task in self.records.tasks:
+            found.setdefault(task.model, []).append(task)
+        return {model: tuple(tasks) for model, tasks in found.items()}
+
+    def about(self, data: str) -> tuple[ModelRecord, ...]:
+        """The models with tasks of one dataset."""
+        return tuple(model for model in self.models if model.model.partition("-")[0] == data)
+
+    def tasks(self, model: str) -> tuple[TaskRecord, ...]:
+        return self._tasks.get(model, ())
+
+    def answered(self, model: str, method: str) -> dict[int, TaskRecord]:
+        """The tasks that a method has answered."""
+        return {
+            task.task: task
+            for task in self.tasks(model)
+            if method in task.answers and task.answers[method].certified is not None
+        }
 
     def methods(self, model: str) -> tuple[str, ...]:
-        """Those with rows of a model, the reference first."""
-        known = {row.method for row in self.rows if row.model == model}
-        return tuple(method for method in METHODS if method in known)
+        """Those that have answered tasks of a model, the paper's baseline first."""
+        return tuple(method for method in METHODS if self.answered(model, method))
 
-    def number(self, model: str, sentence: str, words: tuple[int, ...]) -> int:
-        """Which task of a model it is, from 1: data that is passed on names no sentences."""
-        return self._numbers[model, sentence, words]
-
-    @cached_property
-    def _numbers(self) -> Mapping[tuple[str, str, tuple[int, ...]], int]:
-        numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
-        for subject in self.subjects:
-            tasks = dict.fromkeys((r.sentence, r.words) for r in self.rows if r.model == subject.preset)
-            numbers |= {(subject.preset, *task): place for place, task in enumerate(tasks, 1)}
-        return numbers
-
-    def pairs(self, model: str, method: str) -> tuple[Pair, ...]:
-        """The radii of the tasks that a method and the reference answered."""
-        ours, theirs = (
-            {(r.sentence, r.words): r for r in self.rows if (r.model, r.method) == (model, name) and r.ok}
-            for name in (method, REFERENCE)
-        )
+    def pairs(self, model: str, method: str, reference: str = PUBLISHED) -> tuple[Pair, ...]:
+        """The tasks that a method and a reference have answered."""
+        theirs = self.answered(model, reference)
         return tuple(
-            Pair(row, theirs[task].certified or 0.0, row.certified or 0.0)
-            for task, row in ours.items()
-            if task in theirs
+            Pair(
+                number,
+                task.answers[method].certified or 0.0,
+                task.answers[reference].certified or 0.0,
+                task.answers[method].seconds or 0.0,
+                task.answers[reference].seconds or 0.0,
+            )
+            for number, task in self.answered(model, method).items()
+            if number in theirs
         )
 
-    def ratios(self, model: str, method: str) -> tuple[float, ...]:
-        """Certified radii divided by the reference's, where that is above 0."""
-        return tuple(p.certified / p.reference for p in self.pairs(model, method) if p.reference > 0)
+    def ratios(self, model: str, method: str, reference: str = PUBLISHED) -> tuple[float, ...]:
+        """Certified radii divided by a reference's, where that is above 0."""
+        return tuple(p.certified / p.reference for p in self.pairs(model, method, reference) if p.reference)
 
-    def learning(self, model: str) -> tuple[Curve, ...]:
-        """The margin curves of a model that can be normalised: the reference has a margin below 0."""
+    def mean_ratio(self, model: str, method: str, reference: str = PUBLISHED) -> float | None:
+        values = self.ratios(model, method, reference)
+        return statistics.fmean(values) if values else None
+
+    def time_ratio(self, model: str, method: str, reference: str = PUBLISHED) -> float | None:
+        """The time of a method on all tasks that both have answered, divided by the reference's."""
+        pairs = self.pairs(model, method, reference)
+        theirs = sum(pair.reference_seconds for pair in pairs)
+        return sum(pair.seconds for pair in pairs) / theirs if theirs > 0 else None
+
+    def bracket(self, model: str, method: str) -> float | None:
+        """The mean share of the attacked radius, where one is known, that a method certifies."""
+        shares = [
+            (task.answers[method].certified or 0.0) / task.attacked
+            for task in self.answered(model, method).values()
+            if task.attacked
+        ]
+        return statistics.fmean(shares) if shares else None
+
+    def learning(self, model: str, method: str) -> tuple[MarginRecord, ...]:
+        """Margin curves of a model that can be normalised: what they start from has a margin below 0."""
         return tuple(
-            curve
-            for curve in self.curves
-            if curve.model == model
-            and curve.share == CURVE_SHARE
-            and curve.steps
-            and curve.reference is not None
-            and curve.reference < 0
+            record
+            for record in self.records.margins
+            if (record.model, record.method, record.share) == (model, method, CURVE_SHARE)
+            and record.steps
+            and record.reference is not None
+            and record.reference < 0
         )
 
     def margin_ratios(self, model: str, method: str, share: float) -> tuple[float, ...]:
         """Margins at a size divided by the reference's there, where that is above 0."""
         return tuple(
-            (curve.margin or 0.0) / curve.reference
-            for curve in self.curves
-            if (curve.model, curve.method, curve.share) == (model, method, share)
-            and curve.reference is not None
-            and curve.reference > 0
+            (record.margin or 0.0) / record.reference
+            for record in self.records.margins
+            if (record.model, record.method, record.share) == (model, method, share)
+            and record.reference is not None
+            and record.reference > 0
         )

@@ -7,17 +7,31 @@ from dataclasses import dataclass, field
 
 from buffet.training.presets import USUAL
 
-REFERENCE = "baseline"
-COMPARED: tuple[str, ...] = (REFERENCE, "r-buffet", "o-buffet", "lse", "lse+r-buffet", "lse+o-buffet")
-"""The paper's comparison; every task is asked to all of them."""
+PUBLISHED = "crown-baf"
+"""What the paper compares with."""
+OURS = "baseline"
+"""The same without its losses, which our other methods are built on."""
+COMPARED: tuple[str, ...] = (
+    PUBLISHED,
+    "crown-baf+r",
+    "crown-baf+o",
+    OURS,
+    "r-buffet",
+    "o-buffet",
+    "lse",
+    "lse+o-buffet",
+)
+"""The paper's comparison, on its baseline and on ours; every task is asked to all of them."""
 THOROUGH: tuple[str, ...] = ("backward", "buffet")
 """What goes beyond the paper, and costs ten to thirty times as much: asked about the first tasks only."""
 AT_MARGINS = ("lse", "o-buffet", "lse+o-buffet")
-"""Whose margins are compared with the reference's at a given size."""
+"""Whose margins are compared with `OURS` at a given size."""
 MARGIN_SHARES = (0.5, 0.9)
-"""That size, as a share of the radius the reference certifies."""
+"""That size, as a share of the radius that `OURS` certifies."""
+CURVES: Mapping[str, str] = {"crown-baf+o": PUBLISHED, "o-buffet": OURS}
+"""The methods whose margins are drawn while they learn, and what each starts from."""
 CURVE_SHARE = 1.1
-"""Where a margin curve is drawn: beyond the reference's radius, so that its margin is below 0."""
+"""Where a margin curve is drawn: beyond the radius of what it starts from, so that it begins below 0."""
 FOLDERS: Mapping[str, str] = {"sst": "sst2", "yelp": "yelp"}
 """The data of a preset, and the folder it is in."""
 
@@ -29,12 +43,30 @@ class Subject:
     preset: str  # of `buffet train`
     tasks: int  # asked to all methods of `COMPARED`
     thorough: int  # the first of them, asked to the thorough methods too
-    curves: int  # the first of them, with a margin curve
+    curves: int  # the first of them, with margin curves
     margins: int = 0  # the first of them, with margins at given sizes
+    first: int | None = None  # those that come before the rest of any model; None: all
+    curve_steps: int = 1000
 
     @property
     def data(self) -> str:
         return self.preset.partition("-")[0]
+
+    @property
+    def layers(self) -> str:
+        """Which of the architectures: a number of layers, or a name."""
+        return self.preset.rpartition("-")[2]
+
+    def turn(self, place: int) -> float:
+        """When a task is due. All models advance alike, to 1 with what comes first, to 2 with the rest."""
+        first = self.tasks if self.first is None else self.first
+        if place < first:
+            return (place + 0.5) / first
+        return 1 + (place - first + 0.5) / (self.tasks - first)
+
+    def thorough_turn(self, place: int) -> float:
+        """The same of the thorough methods."""
+        return (place + 1) / self.thorough
 
 
 @dataclass(frozen=True)
@@ -46,9 +78,8 @@ class Scale:
     subjects: tuple[Subject, ...]
     min_words: int  # of a sentence
     max_words: int
-    curve_steps: int
     margin_steps: int
-    norm: float = 2.0
+    norm: float = 1.0
     seed: int = 0
     thorough: tuple[str, ...] = THOROUGH
     training: Mapping[str, object] = field(default_factory=dict)
@@ -67,13 +98,13 @@ class Scale:
         return tuple(subject for subject in self.subjects if subject.data == data)
 
 
-def _paper(data: str, architecture: str) -> Subject:
-    return Subject(
-        f"{data}-{architecture}",
-        tasks=140,
-        thorough=20,
-        curves=10,
-        margins=140 if architecture == "3" else 0,
+def _paper(data: str) -> tuple[Subject, ...]:
+    return (
+        Subject(f"{data}-1", tasks=140, thorough=20, curves=5, margins=10),
+        Subject(f"{data}-2", tasks=140, thorough=8, curves=3, margins=6),
+        Subject(f"{data}-3", tasks=140, thorough=3, curves=1, margins=4, first=30),
+        Subject(f"{data}-tinybert", tasks=140, thorough=2, curves=1, margins=2, first=15, curve_steps=300),
+        Subject(f"{data}-6", tasks=140, thorough=1, curves=1, margins=1, first=8, curve_steps=100),
     )
 
 
@@ -82,29 +113,24 @@ SCALES: Mapping[str, Scale] = {
         name="small",
         summary="models of width 128 trained with the usual weight decay, sentences of 4 to 10 words",
         subjects=(
-            Subject("sst-small-1", tasks=16, thorough=4, curves=3),
-            Subject("sst-small-3", tasks=12, thorough=4, curves=3, margins=4),
-            Subject("sst-small-6", tasks=2, thorough=0, curves=1),
-            Subject("yelp-small-1", tasks=16, thorough=4, curves=3),
-            Subject("yelp-small-3", tasks=12, thorough=4, curves=3, margins=4),
+            Subject("sst-small-1", tasks=16, thorough=4, curves=3, curve_steps=100),
+            Subject("sst-small-3", tasks=12, thorough=4, curves=3, margins=4, curve_steps=100),
+            Subject("sst-small-6", tasks=2, thorough=0, curves=1, curve_steps=100),
+            Subject("yelp-small-1", tasks=16, thorough=4, curves=3, curve_steps=100),
+            Subject("yelp-small-3", tasks=12, thorough=4, curves=3, margins=4, curve_steps=100),
         ),
         min_words=4,
         max_words=10,
-        curve_steps=100,
         margin_steps=25,
         training=USUAL,  # like the paper's models; strong weight decay brings all methods closer together
     ),
     "paper": Scale(
         name="paper",
-        summary="the 10 models of the paper (width 512, and TinyBERT's architecture), 140 tasks each",
-        subjects=tuple(
-            _paper(data, architecture)
-            for data in ("sst", "yelp")
-            for architecture in ("1", "2", "3", "6", "tinybert")
-        ),
+        summary="the 10 models of the paper (width 512, and TinyBERT's architecture), up to 140 tasks each",
+        subjects=(*_paper("sst"), *_paper("yelp")),
         min_words=1,
         max_words=30,
-        curve_steps=1000,
-        margin_steps=1000,
+        margin_steps=100,
+        thorough=("buffet",),
     ),
 }

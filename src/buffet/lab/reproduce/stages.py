@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,21 +18,29 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from buffet.data import read_splits
 from buffet.errors import BuffetError
-from buffet.experiments import Row, SweepConfig, SweepProgress, read_rows, sweep
-from buffet.experiments.plan import make_plan
+from buffet.experiments import Row, SweepConfig, SweepProgress, read_rows
+from buffet.experiments.config import Running
+from buffet.experiments.plan import SweepPlan, WorkUnit, make_plan, model_digest
+from buffet.experiments.sweep import carry_out
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
 from buffet.lab.drawing import check_drawing
 from buffet.lab.reproduce import scales
-from buffet.lab.reproduce.figures import figures
+from buffet.lab.reproduce.claims import claims_page
+from buffet.lab.reproduce.figures import Figure, figures
 from buffet.lab.reproduce.index import index_page
 from buffet.lab.reproduce.jobs import Accuracy, AccuracyJob, Curve, CurveJob, TrainJob
-from buffet.lab.reproduce.results import DataSummary, Results
+from buffet.lab.reproduce.records import DataRecord, ModelRecord, Records, Run, margin_record, task_records
+from buffet.lab.reproduce.results import Results
 from buffet.lab.reproduce.scales import Scale, Subject
 from buffet.lab.reproduce.tables import tables
+from buffet.report import Versions
 from buffet.system.files import write_atomically
 from buffet.training import TrainSettings
+from buffet.training.card import trained_minutes
 
 A = TypeVar("A", bound=BaseModel)
+RADII = 0.75
+"""The share of the given hours after which no radius is searched any more: margin curves take the rest."""
 
 
 class Keyed(Job, Protocol):
@@ -82,6 +93,8 @@ def reproduce(
     *,
     command: str,
     draw_only: bool = False,
+    trained_only: bool = False,
+    hours: float | None = None,
     report: Callable[[Stage], None] = lambda stage: None,
 ) -> Path:
     """Evaluate what `scale` says and write figures, tables and an index page, whose path is returned.
@@ -90,11 +103,19 @@ def reproduce(
         fleet: who works; by default a process per core.
         command: what the index page gives as the command.
         draw_only: do no work, and draw what is there.
+        trained_only: train nothing: models that are not there yet are left out.
+        hours: begin nothing after that; what was begun is finished. Radii get `RADII` of the time, if they
+            need it.
     """
     check_drawing()
+    begin, seconds = time.monotonic(), math.inf if hours is None else 3600 * hours
     data = {name: _summary(place, scale.about(name)[0]) for name in scale.data}
     place.directory("models")
-    work = Evaluation(place, scale, None if draw_only else fleet or LocalFleet(None, 1), report)
+    there = tuple(s for s in scale.subjects if place.model(s).is_dir() or not trained_only)
+    absent = tuple(s.preset for s in scale.subjects if s not in there)
+    scale = replace(scale, subjects=there)
+    ends = begin + RADII * seconds, begin + seconds
+    work = Evaluation(place, scale, None if draw_only else fleet or LocalFleet(None, 1), report, *ends)
     with work.timed("training"):
         work.train()
     with work.timed("accuracy"):
@@ -103,7 +124,60 @@ def reproduce(
         rows = work.radii()
     with work.timed("margins"):
         curves = work.curves(rows)
-    return _write(place, Results(scale, data, accuracies, tuple(rows), tuple(curves), _times(place)), command)
+    tasks, numbers = task_records(rows)
+    run = Run(
+        scale=scale.name,
+        summary=scale.summary,
+        norm=f"{scale.norm:g}",
+        seed=scale.seed,
+        margin_steps=scale.margin_steps,
+        command=command,
+        versions=Versions.current(),
+        absent=absent,
+        cpu_minutes={stage: round(cpu / 60, 1) for stage, (cpu, _) in _times(place).items()},
+    )
+    margins = tuple(margin_record(curve, numbers) for curve in curves)
+    records = Records(run, tuple(data.values()), _models(place, scale, accuracies), tuple(tasks), margins)
+    records.write(place.out)
+    return draw(records, place.out)
+
+
+def draw(records: Records, out: Path) -> Path:
+    """Write the figures with their data, the tables, and the pages that tie them together."""
+    results = Results(records)
+    for name, content in pages(results, figures(results)).items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    return out / "index.md"
+
+
+def pages(results: Results, drawn: Sequence[Figure]) -> dict[str, str | bytes]:
+    """All files about some results by their paths; figures may have pictures or only their data."""
+    made = tables(results)
+    things = (("figures", drawn), ("tables", made))
+    files = {
+        f"{folder}/{thing.name}.{suffix}": content
+        for folder, several in things
+        for thing in several
+        for suffix, content in thing.files.items()
+    }
+    return {**files, "index.md": index_page(results, drawn, made), "claims.md": claims_page(results)}
+
+
+def _models(place: Workspace, scale: Scale, accuracies: Mapping[str, Accuracy]) -> tuple[ModelRecord, ...]:
+    return tuple(
+        ModelRecord(
+            model=subject.preset,
+            digest=model_digest(str(place.model(subject))),
+            accuracy=accuracies.get(subject.preset),
+            minutes=trained_minutes(place.model(subject)),
+            tasks=subject.tasks,
+            first=subject.tasks if subject.first is None else subject.first,
+        )
+        for subject in scale.subjects
+        if place.model(subject).is_dir()
+    )
 
 
 @dataclass(frozen=True)
@@ -114,6 +188,8 @@ class Evaluation:
     scale: Scale
     fleet: Fleet[Any] | None
     report: Callable[[Stage], None]
+    radii_until: float = math.inf
+    until: float = math.inf
 
     def train(self) -> None:
         """Train the models that are neither given nor there."""
@@ -136,7 +212,7 @@ class Evaluation:
         jobs.sort(key=lambda job: -job.settings.layers)  # the longest first: no core is idle at the end
         self._run("training", jobs, len(self.scale.subjects))
 
-    def accuracies(self, data: Mapping[str, DataSummary]) -> dict[str, Accuracy]:
+    def accuracies(self, data: Mapping[str, DataRecord]) -> dict[str, Accuracy]:
         """How often every model is right."""
         jobs = {
             s.preset: AccuracyJob(self.place.model(s), self.place.folder(s), data[s.data].sha256)
@@ -146,52 +222,53 @@ class Evaluation:
         return {preset: found[job.key] for preset, job in jobs.items() if job.key in found}
 
     def radii(self) -> list[Row]:
-        """The rows of all sweeps, in the order of their tasks."""
-        wanted: dict[str, None] = {}
-        plans = [(config, make_plan(config)) for config in sweeps(self.place, self.scale)]
-        total = sum(plan.tasks for _, plan in plans)
-        for config, plan in plans:
-            if self.fleet is not None:
-                before = len(wanted)
+        """The rows of all models, in the order in which they are due."""
+        plan = in_turn(self.place, self.scale)
+        if self.fleet is not None:
 
-                def tell(now: SweepProgress, before: int = before) -> None:
-                    self.report(Stage("radii", before + now.before + now.done, total))
+            def tell(now: SweepProgress) -> None:
+                self.report(Stage("radii", now.before + now.done, plan.tasks))
 
-                sweep(config, self.place.rows, self.fleet, progress=tell)
-            wanted |= dict.fromkeys(key for unit in plan.units for key in unit.keys)
+            carry_out(plan, self.place.rows, self.fleet, Running(), progress=tell, until=self.radii_until)
         known = {row.key: row for row in read_rows(self.place.rows)} if self.place.rows.exists() else {}
-        return [known[key] for key in wanted if key in known]
+        return [known[key] for unit in plan.units for key in unit.keys if key in known]
 
     def curves(self, rows: Sequence[Row]) -> list[Curve]:
-        """Margins at given sizes and margin curves, of the first tasks the reference certifies at all."""
-        scale, jobs = self.scale, list[CurveJob]()
+        """Margins at given sizes and margin curves, of the first tasks that the reference certifies."""
+        scale, jobs = self.scale, list[tuple[float, CurveJob]]()
         for subject in scale.subjects:
-            own = [r for r in rows if (r.model, r.method) == (subject.preset, scales.REFERENCE)]
-            tasks = [row for row in own if row.certified]
+            own = [row for row in rows if row.model == subject.preset and row.certified]
             asked = [
-                (row, method, share, scale.margin_steps)
-                for row in tasks[: subject.margins]
+                (scales.OURS, method, share, subject.margins, scale.margin_steps)
                 for method in scales.AT_MARGINS
                 for share in scales.MARGIN_SHARES
             ]
-            for row in tasks[: subject.curves]:
-                asked.append((row, "o-buffet", scales.CURVE_SHARE, scale.curve_steps))
-            jobs += [
-                CurveJob(
-                    model=self.place.model(subject),
-                    sentence=row.sentence,
-                    label=row.label,
-                    word=row.words[0],
-                    norm=scale.norm,
-                    method=method,
-                    share=share,
-                    radius=row.certified or 0.0,
-                    steps=steps,
-                )
-                for row, method, share, steps in asked
+            asked += [
+                (against, method, scales.CURVE_SHARE, subject.curves, subject.curve_steps)
+                for method, against in scales.CURVES.items()
             ]
-        found = self._remembered("margins", jobs, Curve)
-        return [found[job.key] for job in jobs if job.key in found]
+            for against, method, share, count, steps in asked:
+                for place, row in enumerate([r for r in own if r.method == against][:count]):
+                    jobs.append(
+                        (
+                            place / count,
+                            CurveJob(
+                                model=self.place.model(subject),
+                                sentence=row.sentence,
+                                label=row.label,
+                                word=row.words[0],
+                                norm=scale.norm,
+                                method=method,
+                                against=against,
+                                share=share,
+                                radius=row.certified or 0.0,
+                                steps=steps,
+                            ),
+                        )
+                    )
+        ordered = [job for _, job in sorted(jobs, key=lambda entry: entry[0])]
+        found = self._remembered("margins", ordered, Curve)
+        return [found[job.key] for _, job in jobs if job.key in found]
 
     def _remembered(self, name: str, jobs: Sequence[Keyed], kind: type[A]) -> dict[str, A]:
         """The answers of the jobs by their keys: those in the directory `name`, and after work all."""
@@ -230,7 +307,8 @@ class Evaluation:
             self.report(Stage(name, done, total))
 
         self.report(Stage(name, done, total))
-        dispatch(self.fleet, [Ticket(number, job) for number, job in enumerate(jobs)], settle)
+        tickets = [Ticket(number, job) for number, job in enumerate(jobs)]
+        dispatch(self.fleet, tickets, settle, until=self.until)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -247,28 +325,46 @@ class Evaluation:
                 write_atomically(self.place.out / "times.json", json.dumps(times, indent=2) + "\n")
 
 
-def sweeps(place: Workspace, scale: Scale) -> list[SweepConfig]:
-    """The sweeps of an evaluation: every model with the methods of the paper, then with the thorough ones."""
-    asked = [(s, scales.COMPARED, s.tasks) for s in scale.subjects]
-    asked += [(s, scale.thorough, s.thorough) for s in scale.subjects if s.thorough]
-    return [
-        SweepConfig.model_validate(
-            {
-                "models": [str(place.model(subject))],
-                "methods": methods,
-                "norms": [scale.norm],
-                "sentences": {
-                    "file": place.folder(subject) / "test.tsv",
-                    "count": count,
-                    "min_words": scale.min_words,
-                    "max_words": scale.max_words,
-                },
-                "words": {"count": 1},
-                "seed": scale.seed,
-            }
-        )
-        for subject, methods, count in asked
-    ]
+def in_turn(place: Workspace, scale: Scale) -> SweepPlan:
+    """All tasks in the order in which they are worked on.
+
+    The tasks of a model are drawn at random, and all models advance alike (`Subject.turn`): whenever the work
+    ends, what is done are the first tasks of every model, a fair sample of them.
+    """
+    due: list[tuple[float, tuple[WorkUnit, ...]]] = []
+    notes: list[str] = []
+    for subject in scale.subjects:
+        if not place.model(subject).is_dir():
+            continue
+        plan = make_plan(sweep_of(place, scale, subject))
+        notes += plan.notes
+        settings = [tuple(units) for _, units in groupby(plan.units, key=lambda unit: unit.setting)]
+        for task, units in enumerate(settings):
+            due.append((subject.turn(task), tuple(u for u in units if u.title in scales.COMPARED)))
+            if task < subject.thorough:
+                thorough = tuple(u for u in units if u.title in scale.thorough)
+                due.append((subject.thorough_turn(task), thorough))
+    due.sort(key=lambda entry: entry[0])
+    return SweepPlan(tuple(unit for _, units in due for unit in units), tuple(notes))
+
+
+def sweep_of(place: Workspace, scale: Scale, subject: Subject) -> SweepConfig:
+    """One word of every sentence of a subject, asked to all methods."""
+    return SweepConfig.model_validate(
+        {
+            "models": [str(place.model(subject))],
+            "methods": (*scales.COMPARED, *scale.thorough),
+            "norms": [scale.norm],
+            "sentences": {
+                "file": place.folder(subject) / "test.tsv",
+                "count": subject.tasks,
+                "min_words": scale.min_words,
+                "max_words": scale.max_words,
+            },
+            "words": {"count": 1},
+            "seed": scale.seed,
+        }
+    )
 
 
 def _read(path: Path, kind: Any) -> Any:
@@ -279,26 +375,28 @@ def _read(path: Path, kind: Any) -> Any:
         raise BuffetError(f"{path}: is not what was written there; remove it and run again") from None
 
 
-def _summary(place: Workspace, subject: Subject) -> DataSummary:
+def _summary(place: Workspace, subject: Subject) -> DataRecord:
+    """A dataset in a few numbers."""
     folder = place.folder(subject)
     if not folder.is_dir():
         wanted = ", ".join(scales.FOLDERS.values())
         raise BuffetError(
             f"{folder}: no such directory; --data wants folders ({wanted}) with train.tsv, dev.tsv, test.tsv"
         )
-    return DataSummary.of(scales.FOLDERS[subject.data], read_splits(folder))
-
-
-def _write(place: Workspace, results: Results, command: str) -> Path:
-    """The figures with their data, the tables, and the page that ties them together."""
-    drawn, made = figures(results), tables(results)
-    for folder, things in (("figures", drawn), ("tables", made)):
-        for thing in things:
-            for suffix, content in thing.files.items():
-                write_atomically(place.directory(folder) / f"{thing.name}.{suffix}", content)
-    path = place.out / "index.md"
-    write_atomically(path, index_page(results, drawn, made, command))
-    return path
+    splits = read_splits(folder)
+    known = splits.dataset
+    return DataRecord(
+        data=subject.data,
+        folder=folder.name,
+        title=known.title if known else folder.name,
+        note=known.note if known else "",
+        train=len(splits.train),
+        dev=len(splits.dev),
+        test=len(splits.test),
+        words=statistics.fmean(len(example.sentence.split()) for example in splits.test),
+        positive=statistics.fmean(example.label == 1 for example in splits.test),
+        sha256=splits.sha256,
+    )
 
 
 def _clocks() -> tuple[float, float]:
