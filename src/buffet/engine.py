@@ -114,7 +114,7 @@ def bound_margins(
     if context and context.warm_starts:
         for _, starts in parts:
             context.warm_starts.add(starts)
-    margins = _plausible(torch.cat([found for found, _ in parts]), region, clean_run.clean[-1])
+    margins = plausible(torch.cat([found for found, _ in parts]), region, clean_run.clean[-1])
     margins = clean_run.asked.by_case(margins) if clean_run.asked else margins
     lost = margins.isnan().any(-1)
     expired = context is not None and context.expired
@@ -140,7 +140,7 @@ def batch_size(clean_run: CleanRun, method: Method, region: Region, engine: Engi
     return step
 
 
-def _plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:
+def plausible(margins: Tensor, region: Region, clean: Tensor) -> Tensor:
     """The bounds, NaN where one exceeds the clean margin though the region contains the unmoved rows.
 
     That cannot happen; if rounding should ever make it happen, it must not become a proof.

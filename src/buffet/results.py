@@ -201,10 +201,21 @@ class Verification(Result):
     counterexamples: tuple[Tensor | None, ...]  # rows of a flipped input, per falsified task
     seconds: float  # spent on bounds
     about: Subject
+    unfinished: tuple[str | None, ...] = ()  # per task, how far its tree had come when it was given up
+    interrupted: bool = False  # by whoever asked, before the budget was spent
 
     @property
     def verdict(self) -> Verdict:
         return together(self.verdicts)
+
+    @property
+    def progress(self) -> str | None:
+        """How far the trees of tasks that are open had come, in a line."""
+        told = [
+            text for text, v in zip(self.unfinished, self.verdicts, strict=False) if text and v == "unknown"
+        ]
+        parts = (["interrupted"] if self.interrupted else []) + listed(told)
+        return "; ".join(parts) or None
 
     @property
     def margin(self) -> float:
@@ -216,7 +227,8 @@ class Verification(Result):
         return f"{self.verdict}, {bound}"
 
     def _numbers(self) -> dict[str, Any]:
-        return {"margin": _finite(self.margin), "seconds": self.seconds}
+        about = {"interrupted": True} if self.interrupted else {}
+        return {"margin": _finite(self.margin), "seconds": self.seconds, **about}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Every task in plain types; `certified` is its ε if that is proven, `attacked` if it is broken."""
@@ -235,6 +247,7 @@ class Verification(Result):
                 "margin": _finite(least[task]),
                 "margins": dict(zip(others, map(_finite, margins), strict=True)),
                 "counterexample": None if point is None else point[moved["words"]].tolist(),
+                **({"tree": tree} if (tree := dict(enumerate(self.unfinished)).get(task)) else {}),
             }
 
 

@@ -10,7 +10,7 @@ import torch
 import buffet
 from buffet.branching.leaf_bounds import LeafBounds
 from buffet.branching.leaves import Leaves
-from buffet.branching.prove import Walked, proven_by_cuts
+from buffet.branching.prove import Cutting, Walked
 from buffet.branching.stems import Effort, Ground, Trunk, clipped, learn_row
 from buffet.lab.random_models import random_model
 from buffet.loading.config import ModelConfig
@@ -182,8 +182,11 @@ def size_that_cuts_prove() -> tuple[Walked, float]:
 
 def test_cuts_prove_more() -> None:
     found, _ = size_that_cuts_prove()
-    margins = proven_by_cuts(found, Effort(None, 1, 512))
+    cutting = Cutting(found)
+    assert cutting.grow(Effort(None, 1, 512))
+    margins = cutting.found
     assert margins is not None
+    assert cutting.unfinished is None
     assert bool((margins > 0).all())
     least = (runs(found, 2000)[-1] + found.bounds.clean[-1]).amin()
     assert float(margins.min()) <= float(least)
@@ -192,7 +195,10 @@ def test_cuts_prove_more() -> None:
 def test_a_tree_ends_in_time_and_proves_nothing_wrong() -> None:
     found = walked("relu", LpBall(X, [[1]], 2, 5.0))
     begin = time.perf_counter()
-    assert proven_by_cuts(found, Effort(begin + 0.5)) is None
+    cutting = Cutting(found)
+    assert not cutting.grow(Effort(begin + 0.5))
+    assert cutting.found is not None
+    assert not bool((cutting.found > 0).all())
     assert time.perf_counter() - begin < 20  # a busy machine
 
 

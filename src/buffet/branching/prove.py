@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -48,26 +49,59 @@ def can_cut(method: Method) -> bool:
     return propagation.fully_backward and propagation.window is None and method.optimiser.learns
 
 
-def proven_by_cuts(walked: Walked, effort: Effort) -> Float[Tensor, " cases"] | None:
-    """Margins of all cases of a task, all positive; None where some case is not proven.
+@dataclass(frozen=True)
+class Unfinished:
+    """How far a tree had come when it was given up."""
 
-    Of a case that is not proven as a whole the row that comes nearest is cut.
-    """
-    problem, bounds = walked.problem, walked.bounds
-    asked = problem.clean_run.asked
-    with torch.no_grad():
-        rows = margins(bounds, problem.propagation)[0]
-    if not bool(rows.isfinite().all()):
-        return None
-    cases: Sequence[Sequence[int]] = asked.cases if asked else [(r,) for r in range(len(rows))]
-    found = torch.stack([rows[list(case)].max() for case in cases])
-    ground = Ground(bounds, problem.propagation, problem.product, walked.learned)
-    eye = torch.eye(len(rows), dtype=torch.float64, device=rows.device)
-    known = walked.learned.get(problem.root, {})
-    for number in sorted((found <= 0).nonzero()[:, 0].tolist(), key=lambda c: float(found[c])):
-        row = max(cases[number], key=lambda r: float(rows[r]))
-        trunk = Trunk(ground, eye[row], known)
-        if not trunk.grow(effort):
-            return None
-        found[number] = trunk.margin
-    return found
+    cases: int  # of what is asked
+    proven: int  # of these
+    share: float  # of the tree of the case that was cut last, where each side of a cut counts half
+    lower: float  # about the smallest bound among its open parts
+    leaves: int  # that are proven
+
+    def __str__(self) -> str:
+        lower = f"about {self.lower:.3g}" if math.isfinite(self.lower) else "not known"
+        share = f"{math.floor(100 * self.share)} % of the tree of the next"
+        return f"{self.proven} of {self.cases} cases proven, {share} (smallest open bound {lower})"
+
+
+@dataclass
+class Cutting:
+    """The margins of all cases of a task that cuts prove; −inf where they do not, or not yet."""
+
+    walked: Walked
+    found: Float[Tensor, " cases"] | None = None
+    unfinished: Unfinished | None = None
+
+    def grow(self, effort: Effort) -> bool:
+        """Cut until all cases are proven, or the effort is spent. Whether they are.
+
+        Of a case that is not proven as a whole the row that comes nearest is cut. Whatever ends it early,
+        what is proven by then is kept.
+        """
+        problem, bounds = self.walked.problem, self.walked.bounds
+        asked = problem.clean_run.asked
+        with torch.no_grad():
+            rows = margins(bounds, problem.propagation)[0]
+        if not bool(rows.isfinite().all()):
+            return False
+        cases: Sequence[Sequence[int]] = asked.cases if asked else [(r,) for r in range(len(rows))]
+        found = self.found = torch.stack([rows[list(case)].max() for case in cases])
+        ground = Ground(bounds, problem.propagation, problem.product, self.walked.learned)
+        eye = torch.eye(len(rows), dtype=torch.float64, device=rows.device)
+        known = self.walked.learned.get(problem.root, {})
+        for number in sorted((found <= 0).nonzero()[:, 0].tolist(), key=lambda c: float(found[c])):
+            row = max(cases[number], key=lambda r: float(rows[r]))
+            trunk = Trunk(ground, eye[row], known)
+            done = False
+            try:
+                done = trunk.grow(effort)
+            finally:
+                if not done:
+                    leaves = sum(len(grown.leaves) for grown in trunk.proven)
+                    proven = int((found > 0).sum())
+                    self.unfinished = Unfinished(len(found), proven, trunk.share, trunk.lower, leaves)
+            if not done:
+                return False
+            found[number] = trunk.margin
+        return True

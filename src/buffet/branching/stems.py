@@ -229,6 +229,11 @@ class Trunk:
         """The least margin of the proven leaves."""
         return min((leaf.margin for grown in self.proven for leaf in grown.leaves), default=math.inf)
 
+    @property
+    def share(self) -> float:
+        """How much of the tree is proven, if each side of a cut is half of what was cut."""
+        return sum(2.0 ** -len(grown.stem.cuts) for grown in self.proven)
+
     def grow(self, effort: Effort) -> bool:
         """Prove stems, and cut those that cannot be, until the effort is spent. Whether all are proven."""
         workers = torch.get_num_threads()
@@ -236,11 +241,16 @@ class Trunk:
             if effort.stems is not None and self.open + len(self.proven) > effort.stems:
                 return False
             stems = [heapq.heappop(self._open)[2] for _ in range(min(workers, len(self._open)))]
-            if len(stems) > 1:
-                results = side_by_side(lambda stem: self._grown(stem, effort), stems)
-            else:
-                with threads(1):  # operations are too small to be split
-                    results = [self._grown(stems[0], effort)]
+            try:
+                if len(stems) > 1:
+                    results = side_by_side(lambda stem: self._grown(stem, effort), stems)
+                else:
+                    with threads(1):  # operations are too small to be split
+                        results = [self._grown(stems[0], effort)]
+            except KeyboardInterrupt:  # they are as open as they were
+                for stem in stems:
+                    self._push(stem)
+                raise
             for stem, grown in zip(stems, results, strict=True):
                 if grown is None or not (grown.leaves or grown.halves):
                     self._push(stem)  # out of time, or nothing is left to cut

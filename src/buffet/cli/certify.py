@@ -13,6 +13,7 @@ from buffet.compositions import PARTS
 from buffet.errors import BuffetError
 from buffet.loading.directories import DEFAULT
 from buffet.system.files import check_writable, write_atomically
+from buffet.system.interruption import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from buffet.cli.request import Request
@@ -166,8 +167,8 @@ def certify(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Return the best that is proven after this time, for all words together. The certificate"
-            " takes what it takes.",
+            help="Return the best that is proven after this time, or when interrupted (Ctrl-C), for all words"
+            " together. Half of it is for the certificate, if one is to be written.",
         ),
     ] = None,
     trace: Annotated[
@@ -238,7 +239,7 @@ def certify(
     Exit code 0: every task certified (without --eps: every radius above 0). 1: not certified. 2: bad input.
     """
     from buffet.cli.answer import print_report
-    from buffet.cli.request import Request, certify_to, run
+    from buffet.cli.request import Request, certify_to, end_of, run
     from buffet.cli.substitution import Exchange, answer, parse_at_most, print_words
     from buffet.query import checked_budget
     from buffet.report import render_html, render_substitutions
@@ -296,10 +297,11 @@ def certify(
     _check(request, html, certificate)
     for option in _idle(request):
         typer.echo(f"{option}: has no effect here", err=True)
-    with progress_bar("certifying") as progress:
-        report = run(request, progress)
+    with progress_bar("certifying") as progress, terminated_as_interrupted():
+        end = end_of(request)
+        report = run(request, progress, 1.0 if certificate is None else 0.5)
         if certificate is not None and report.verdict == "certified":
-            certify_to(certificate, request, report)
+            certify_to(certificate, request, report, end)
     if certificate is not None:
         proven = report.verdict == "certified"
         text = "checked and written" if proven else "not written, as not every task is certified"

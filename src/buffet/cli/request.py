@@ -25,7 +25,7 @@ from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
 from buffet.optimisation.context import Context
-from buffet.query import clean_answer, deadline_of
+from buffet.query import clean_answer
 from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
@@ -109,9 +109,10 @@ class Request:
         return shlex.join(["buffet", "certify", *options, *flags, *text])
 
 
-def run(request: Request, progress: Progress) -> CertifyReport:
+def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyReport:
     """Answer the request; the same request gives the same numbers, up to the split over threads.
 
+    It may take a `share` of the budget. An interruption ends it with what is known by then, if anything is.
     Sets how many threads PyTorch uses.
     """
     model = load_checkpoint(request.model).to(torch.device(request.device))
@@ -126,7 +127,7 @@ def run(request: Request, progress: Progress) -> CertifyReport:
     label, clean = clean_answer(model, regions[0], parse_label(request.label, model.labels))
     answer = _radii if request.eps is None else _verdicts
     results, evaluations, seconds, attack_seconds = [], 0, 0.0, 0.0
-    end, traces = _end(request), list[MarginTrace]()
+    end, traces = end_of(request, share), list[MarginTrace]()
     for done, region in enumerate(regions):
 
         def report(share: float, done: int = done) -> None:
@@ -138,6 +139,7 @@ def run(request: Request, progress: Progress) -> CertifyReport:
         evaluations, seconds = evaluations + part.evaluations, seconds + part.seconds
         attack_seconds += part.attack_seconds
         traces += [part.trace] if part.trace else []
+        end = time.perf_counter() if part.interrupted else end
     if request.trace:
         _record(request.trace, MarginTrace.together(traces))
     if not isinstance(model, ImageModel):
@@ -208,14 +210,14 @@ def _picture(model: Model, x: Tensor) -> Picture | None:
     )
 
 
-def certify_to(path: Path, request: Request, report: CertifyReport) -> None:
-    """The proofs of all tasks of a report that is certified."""
+def certify_to(path: Path, request: Request, report: CertifyReport, end: float | None) -> None:
+    """The proofs of all tasks of a report that is certified, within the time that is left."""
     model = load_checkpoint(request.model)
     x = model.embed(request.text)
     groups = _by_size([task.words for task in report.tasks])
     regions = [LpBall(x, group, request.norm, request.eps) for group in groups]
     questions = [Question(region, report.query.label) for region in regions]
-    write_certificate(path, model, questions, request.chosen, request.text, deadline_of(request.budget))
+    write_certificate(path, model, questions, request.chosen, request.text, end)
 
 
 def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
@@ -252,9 +254,9 @@ def _query(request: Request, label: int) -> Query:
     )
 
 
-def _end(request: Request) -> float | None:
-    """When a request that begins now has to end, on the clock of `time.perf_counter`."""
-    return None if request.budget is None else time.perf_counter() + request.budget
+def end_of(request: Request, share: float = 1.0) -> float | None:
+    """When a share of a budget that begins now is spent, on the clock of `time.perf_counter`."""
+    return None if request.budget is None else time.perf_counter() + share * request.budget
 
 
 def _until(request: Request, end: float | None, share: float = 1.0) -> Request:
@@ -271,6 +273,7 @@ class _Part:
     seconds: float
     attack_seconds: float = 0.0
     trace: MarginTrace | None = None
+    interrupted: bool = False
 
 
 def _radii(
@@ -306,7 +309,7 @@ def _verdicts(
     """The verdict of every task at the given ε."""
     assert request.eps is not None
     engine = Engine(memory=request.memory)
-    told, end = None, _end(request)
+    told, end = None, end_of(request)
     if request.trace:
         ball, baseline = region.with_eps(request.eps), METHODS["baseline"]
         plain = bound_margins(model, ball, baseline, label, engine, context=Context(deadline=end))
@@ -329,6 +332,8 @@ def _verdicts(
         engine=engine,
     )
     progress(1.0)
+    if found.progress:
+        typer.echo(f"note: {found.progress}", err=True)
     tasks = [
         TaskResult(
             **{name: task[name] for name in ("words", "verdict", "margin", "margins", "counterexample")},
@@ -339,4 +344,4 @@ def _verdicts(
         )
         for task in found.records()
     ]
-    return _Part(tasks, 1, found.seconds, trace=told)
+    return _Part(tasks, 1, found.seconds, trace=told, interrupted=found.interrupted)

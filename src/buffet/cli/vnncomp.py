@@ -21,6 +21,7 @@ from buffet.cli.terminal import print_json
 from buffet.errors import BuffetError
 from buffet.printing import counted, duration, listed
 from buffet.system.files import check_writable
+from buffet.system.interruption import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from buffet.vnncomp.comparison import Comparison
@@ -79,7 +80,7 @@ def vnncomp(
 
     The first line is the answer. **unsat**: proven, no input is unsafe. **sat**: there is one, which follows
     in the competition's format; it was evaluated again in float64 and, if installed, by onnxruntime.
-    **timeout** or **unknown**: neither.
+    **timeout** or **unknown**: neither; how far the proof had come follows on stderr, also after Ctrl-C.
 
     A list has rows of **onnx,vnnlib,timeout**, paths counted from its directory. Results are written row by
     row; the same command continues where it was interrupted. Needs the extra **onnx**.
@@ -120,7 +121,7 @@ def _single(onnx: Path, spec: Path, threads: int | None, json: bool, **how: Any)
     from buffet.vnncomp.instance import answer
 
     count = cores() if threads is None else within("--threads", threads, 1, 4096)
-    with threaded(count):
+    with threaded(count), terminated_as_interrupted():
         found = answer(onnx, spec, **how)
     point = found.counterexample
     if json:
@@ -158,7 +159,7 @@ def _list(
     side = min(side, len(instances))
     each = max(1, cores() // side) if threads is None else within("--threads", threads, 1, 4096)
     results = out or path.with_suffix(".results.csv")
-    with _progress() as report, threaded(each if side == 1 else 1):
+    with _progress() as report, threaded(each if side == 1 else 1), terminated_as_interrupted():
         rows = run_list(instances, path.parent, results, workers=side, threads=each, progress=report, **how)
     compared = None if peer is None else compare(rows, peer)
     if json:

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
-from buffet.branching.prove import Walked, can_cut, proven_by_cuts
+from buffet.branching.prove import Cutting, Unfinished, Walked, can_cut
 from buffet.branching.stems import Effort
-from buffet.engine import Classifier, Engine, Trace, bound_margins, proven
+from buffet.engine import Classifier, Engine, Trace, bound_margins, plausible, proven
 from buffet.methods import Method, method_named
 from buffet.optimisation.context import Context
 from buffet.propagation.clean_run import CleanRun
@@ -66,7 +66,8 @@ def verify(
         property: what is to be proven of the outputs instead, such as `Property.within` for a regression.
         mask: False for the padding rows of the sentence.
         budget: seconds after which the best bound found by then is returned. An attack has what is left of
-            them, and at least a quarter (at most half a second) more.
+            them, and at least a quarter (at most half a second) more. An interruption (Ctrl-C) ends it too,
+            with what is known by then, if anything is.
         falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
         best: find the largest margin that the method and its portfolio have for every task, not just a proof.
         trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
@@ -89,15 +90,27 @@ def verify(
     thorough = falsify if isinstance(falsify, AttackSettings) else None
     quick = replace(POLICY.quick_attack, seed=thorough.seed if thorough else seed) if falsify else None
     evidence = Evidence(query, clean)
-    evidence.prove(Ladder.of(chosen, model.program64), None if best else quick, best=best, trace=trace)
+    try:
+        evidence.prove(Ladder.of(chosen, model.program64), None if best else quick, best=best, trace=trace)
+    except KeyboardInterrupt:
+        if not evidence.interrupt():
+            raise
     seconds = time.perf_counter() - begin - evidence.attack_seconds
-    if falsify or clean < 0:
+    if (falsify or clean < 0) and not evidence.interrupted:
         grace = 0.0 if budget is None else min(POLICY.grace, POLICY.grace_share * budget)
         evidence.attack(thorough or replace(POLICY.quick_attack, seed=seed), grace)
     points = [p if p is None or mask is None else _with_padding(whole, mask, p) for p in evidence.points]
     about = Subject.of(model, whole, chosen, None if asked.label is not None else asked.texts)
     return Verification(
-        asked.label, evidence.verdicts(), evidence.margins, clean, tuple(points), seconds, about
+        asked.label,
+        evidence.verdicts(),
+        evidence.margins,
+        clean,
+        tuple(points),
+        seconds,
+        about,
+        tuple(None if one is None else str(one) for one in evidence.unfinished),
+        evidence.interrupted,
     )
 
 
@@ -118,12 +131,19 @@ class Evidence:
         self._margins: Tensor | None = None
         self._attacked: AttackSettings | None = None  # how the unsettled tasks were attacked
         self._told: Context | None = None  # what the method of a single task has told
+        self.unfinished: list[Unfinished | None] = [None] * query.region.tasks
+        self.interrupted = False
 
     @property
     def margins(self) -> Tensor:
         """The largest lower bounds found for every task."""
         assert self._margins is not None
         return self._margins
+
+    def interrupt(self) -> bool:
+        """Go no further. Whether there is something to tell: there is a budget, and bounds are known."""
+        self.interrupted = self.query.deadline is not None and self._margins is not None
+        return self.interrupted
 
     def certified(self) -> Tensor:
         return proven(self.margins) & (self.clean > 0)
@@ -221,9 +241,7 @@ class Evidence:
         if self._margins is None:
             self._margins = found
             return
-        known = self._margins[tasks]
-        ours, theirs = (m.amin(-1).nan_to_num(nan=-math.inf) for m in (known, found))
-        self._margins[tasks] = torch.where((theirs > ours)[:, None], found, known)
+        self._margins[tasks] = torch.fmax(self._margins[tasks], found)
 
     def _cut(self, task: int, method: Method) -> None:
         """Prove a task cell by cell of its region."""
@@ -253,10 +271,22 @@ class Evidence:
             effort = Effort(query.deadline, 1, POLICY.leaves) if brief else Effort(query.deadline)
             if (walked := self._walked(task, method, clean_run)) is None:
                 continue
-            if (found := proven_by_cuts(walked, effort)) is not None:
-                self.margins[task] = found
-            elif narrow and query.deadline is not None:
+            if self._cut_functions(task, walked, effort):
+                continue
+            if narrow and query.deadline is not None:
                 self._cut(task, replace(method, cells=POLICY.cells_in_time))
+
+    def _cut_functions(self, task: int, walked: Walked, effort: Effort) -> bool:
+        """Take what cuts of what functions read prove of a task, also if that is not all of it."""
+        cutting, run = Cutting(walked), walked.problem.clean_run
+        try:
+            return cutting.grow(effort)
+        finally:
+            self.unfinished[task] = cutting.unfinished
+            if cutting.found is not None:
+                clean = run.asked.by_case(run.clean[-1]) if run.asked else run.clean[-1]
+                found = plausible(cutting.found[None], walked.problem.region, clean)[0].to(self.margins)
+                self.margins[task] = torch.fmax(self.margins[task], found)
 
     def _walked(self, task: int, method: Method, clean_run: CleanRun) -> Walked | None:
         """What the method knows of a task; it is asked again where there were several."""

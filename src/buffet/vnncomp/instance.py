@@ -62,9 +62,10 @@ class Answer:
 
     result: Result
     seconds: float
-    reason: str | None = None  # why it is unknown
+    reason: str | None = None  # why it is unknown, or how far the proof had come
     counterexample: Counterexample | None = None
     note: str | None = None  # on the certificate that was to be written
+    interrupted: bool = False
 
 
 def answer(
@@ -95,12 +96,12 @@ def answer(
                 result = verdict
                 break
     found = search.found
-    reason = search.doubt if result == "unknown" and found is None else None
+    reason = None if result == "unsat" or found else search.doubt or search.progress
     result, note = "sat" if found else result, None
     if certificate is not None and result == "unsat":
         questions = [Question(r, q.property) for r, q in zip(regions, queries, strict=True)]
         note = _certified(certificate, model, questions, method, end)
-    return Answer(result, time.perf_counter() - begin, reason, found, note)
+    return Answer(result, time.perf_counter() - begin, reason, found, note, search.interrupted)
 
 
 def _certified(
@@ -121,6 +122,8 @@ class _Search:
         self.model, self.end = model, end
         self.found: Counterexample | None = None
         self.doubt: str | None = None  # why a counterexample was not taken
+        self.progress: str | None = None  # how far the proof of a box had come
+        self.interrupted = False
 
     @property
     def left(self) -> float:
@@ -153,6 +156,7 @@ class _Search:
         point = answer.counterexamples[0]
         if point is not None and self._takes(query, point):
             return "sat"
+        self.progress, self.interrupted = answer.progress, answer.interrupted
         return "timeout" if self.left <= 0 else "unknown"
 
     def _takes(self, query: Query, point: Float[Tensor, "tokens width"]) -> bool:

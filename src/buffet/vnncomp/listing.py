@@ -60,6 +60,8 @@ class Job:
         given, directory = self.instance, self.directory
         files = directory / given.onnx, directory / given.vnnlib
         found = answer(*files, given.timeout, self.method, certificate=self.certificate)
+        if found.interrupted:
+            raise KeyboardInterrupt  # it is not answered, and is asked again by whoever continues the list
         return found.result, found.seconds, found.reason or found.note or ""
 
 
