@@ -17,7 +17,7 @@ from markupsafe import Markup
 from buffet.report.scale import RAMP, ink
 
 COMPONENTS = ("dom.js", "axis.js", "statistics.js", "charts.js", "table.js", "words.js")
-"""What both pages are built of, in the order in which they need each other."""
+"""What all pages are built of, in the order in which they need each other."""
 
 
 def render(template: str, data: Mapping[str, object], scripts: Sequence[str], **context: object) -> str:
