@@ -13,8 +13,9 @@ import pytest
 from buffet.lab.soundness import claims
 from buffet.lab.soundness.campaign import check_bounds
 from buffet.lab.soundness.claims import check_answer
+from buffet.lab.soundness.cut_claims import check_cuts
 from buffet.lab.soundness.exact import EXACT, check_exactly
-from buffet.lab.soundness.mutants import SEEDS, Mutant, Patch, evidence, findings, hunt, methods
+from buffet.lab.soundness.mutants import SEEDS, WITH_CUTS, Mutant, Patch, evidence, findings, hunt, methods
 from buffet.lab.soundness.mutations import MUTANTS
 from buffet.lab.soundness.points import Points
 from buffet.lab.soundness.staged import STAGED
@@ -59,7 +60,7 @@ def test_every_mutant_breaks_what_its_methods_execute(monkeypatch: pytest.Monkey
             own = [mutant for mutant in MUTANTS if now in mutant.methods]
             wanted = {place(mutant) for mutant in own}
             first = [name for mutant in own for name in mutant.cases if name not in EXACT]
-            for work in (_answer, _bounds):  # what is quick first
+            for work in (_cuts, _answer, _bounds):  # what is quick first
                 for case in dict.fromkeys([*first, *SEEDS]):
                     if wanted <= used[now]:
                         break
@@ -72,13 +73,18 @@ def test_every_mutant_breaks_what_its_methods_execute(monkeypatch: pytest.Monkey
     assert idle == [("rounding of ranges", "")]  # a number, whose use cannot be counted
 
 
+def _cuts(points: Points, method: Method, name: str) -> None:
+    if name in WITH_CUTS:
+        check_cuts(points, method, name)
+
+
 def _answer(points: Points, method: Method, name: str) -> None:
-    if method.cells == 1 or not isinstance(points.case.region, Cell):
+    if name not in WITH_CUTS and (method.cells == 1 or not isinstance(points.case.region, Cell)):
         points.case.verify(method)
 
 
 def _bounds(points: Points, method: Method, name: str) -> None:
-    if method.cells == 1:
+    if method.cells == 1 and name not in WITH_CUTS:
         list(check_bounds(points, method, name, inside=True))
 
 
@@ -87,7 +93,8 @@ def _nothing(*_: Any) -> Iterator[Any]:
 
 
 OWN = [m for m in MUTANTS if len(m.cases) > 1 or any(isinstance(case, str) for case in m.cases)]
-QUICK = [mutant for mutant in OWN if mutant.name not in ("lower halves", "leaves' size", "a gap")]
+SLOW = ("lower halves", "leaves' size", "a gap", "sign of a threshold", "upper children", "limits of a stem")
+QUICK = [mutant for mutant in OWN if mutant.name not in SLOW]
 
 
 @pytest.mark.parametrize("mutant", QUICK, ids=lambda mutant: mutant.name)

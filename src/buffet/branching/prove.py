@@ -99,8 +99,8 @@ class Cutting:
             finally:
                 if not done:
                     leaves = sum(len(grown.leaves) for grown in trunk.proven)
-                    proven = int((found > 0).sum())
-                    self.unfinished = Unfinished(len(found), proven, trunk.share, trunk.lower, leaves)
+                    proven, lower = int((found > 0).sum()), max(trunk.lower, float(found[number]))
+                    self.unfinished = Unfinished(len(found), proven, trunk.share, lower, leaves)
             if not done:
                 return False
             found[number] = trunk.margin

@@ -220,6 +220,11 @@ class Trunk:
         return len(self._open)
 
     @property
+    def stems(self) -> list[Stem]:
+        """Those that are not proven."""
+        return [stem for _, _, stem in self._open]
+
+    @property
     def lower(self) -> float:
         """About the least value over the stems that are not proven."""
         return self._open[0][0] if self._open else math.inf

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from buffet.branching.prove import can_cut
 from buffet.errors import BuffetError
 from buffet.lab.soundness.cases import Case, random_case
 from buffet.lab.soundness.claims import Finding, Violation, check_inside, check_margins, check_verdicts
+from buffet.lab.soundness.cut_claims import check_cuts
 from buffet.lab.soundness.exact_points import ExactPoints, exact_points
 from buffet.lab.soundness.extremes import extreme_case
 from buffet.lab.soundness.planted import planted_case
@@ -112,6 +114,8 @@ def _ordinary(points: Points, method: Method, name: str, turn: int, given: bool)
     yield from check_bounds(points, method, name, inside=inside)
     if inside and points.planted:
         yield check_verdicts(points, method, name)
+    if inside and can_cut(method):
+        yield check_cuts(points, method, name)
 
 
 def _extreme(points: ExactPoints, method: Method, name: str, turn: int, given: bool) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from buffet.lab.soundness.campaign import case_of, check_bounds, known_methods
 from buffet.lab.soundness.claims import Finding, Violation, check_answer, check_verdicts
+from buffet.lab.soundness.cut_claims import check_cuts
 from buffet.lab.soundness.exact import EXACT, check_exactly
 from buffet.lab.soundness.points import Points, points_of
 from buffet.lab.soundness.staged import STAGED
@@ -33,6 +34,9 @@ Name = int | str
 """Of a case: a seed of the campaign, or one of those that are staged; or a kind of exact claims."""
 WITH_CELLS = {f"{name}, cells": method_named(name, cells=6) for name in ("baseline", "lse")}
 """Methods that cut balls, which the campaign does not try."""
+
+WITH_CUTS = {"buffet, cuts": method_named("buffet", steps=2, rivals=())}
+"""Methods whose trees of cuts are looked at."""
 
 Wrong = Callable[[Any], Any]
 """From what is right to what is wrong."""
@@ -109,7 +113,7 @@ def entry(**changed: Any) -> Wrong:
 
 def methods() -> dict[str, Method]:
     """Everything a mutant may be tried with."""
-    return known_methods() | WITH_CELLS
+    return known_methods() | WITH_CELLS | WITH_CUTS
 
 
 @cache
@@ -139,10 +143,13 @@ def findings(cases: Sequence[Points], names: Sequence[str]) -> Iterator[Finding]
     """
     known = methods()
     for points, name in product(cases, names):
-        if name not in WITH_CELLS:
+        if name in WITH_CUTS:
+            if not isinstance(points.case.region, Cell):
+                yield check_cuts(points, known[name], name)
+        elif name not in WITH_CELLS:
             yield from check_bounds(points, known[name], name, inside=True)
     for points, name in product(cases, names):
         if name in WITH_CELLS:
             yield check_answer(points, known[name], name)
-        if not isinstance(points.case.region, Cell):
+        if not isinstance(points.case.region, Cell) and name not in WITH_CUTS:
             yield check_verdicts(points, known[name], name)

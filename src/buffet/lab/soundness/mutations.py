@@ -14,8 +14,13 @@ from torch import Tensor
 from buffet.bounds import intervals
 from buffet.bounds.forms import Form, Local, Rows
 from buffet.bounds.intervals import Box as Enclosure
+from buffet.branching import stems
+from buffet.branching.entries import Entries
+from buffet.branching.leaf_bounds import LeafBounds
+from buffet.branching.leaves import Leaves
+from buffet.branching.stems import Ground, Trunk
 from buffet.lab.soundness.mutants import Mutant, Name, Wrong, around, entry, result
-from buffet.lab.soundness.staged import ABSORBING, CANCELLING, CELLS
+from buffet.lab.soundness.staged import ABSORBING, CANCELLING, CELLS, DECIDED
 from buffet.network import Affine, Center, Mean, Normalise, Softmax
 from buffet.network.functions import FUNCTIONS, Function
 from buffet.optimisation.adam import Adam
@@ -150,6 +155,16 @@ def _gap(right: Any, self: Cell, cut: int, place: float) -> tuple[Cell, Cell]:
     return right(self, cut, place - apart)[0], right(self, cut, place + apart)[1]
 
 
+def _small_boxes(bounds: Bounds) -> Bounds:
+    """Boxes a tenth too small on either side."""
+    boxes = {i: Enclosure(*_narrow((box.lower, box.upper))) for i, box in bounds.boxes.items()}
+    return replace(bounds, boxes=boxes)
+
+
+def _best_of_leaves(right: Any, self: Trunk) -> float:
+    return max((leaf.margin for grown in self.proven for leaf in grown.leaves), default=math.inf)
+
+
 def _best_leaf(right: Any, self: Tree) -> Tensor:
     return torch.stack([leaf.proof for leaf in self.leaves if leaf.proof is not None]).amax(0)
 
@@ -192,6 +207,11 @@ BY_CELLS, PLANTED = ("lse, cells", "baseline, cells"), (203, 32, 311, 116, 185)
 def _m(name: str, what: str, place: Any, attribute: str, wrong: Wrong, by: Any, *cases: Name) -> Mutant:
     """A row: its name, what is wrong, where, how; the methods and the cases that show it."""
     return Mutant(name, what, place, attribute, wrong, by, cases)
+
+
+def _cut(name: str, what: str, place: Any, attribute: str, wrong: Wrong) -> Mutant:
+    """A row about branching, with the cases whose trees show it."""
+    return _m(name, what, place, attribute, wrong, ("buffet, cuts",), *DECIDED, 116)
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -302,6 +322,21 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("leaves' size", "asked at nine tenths of ε", Tree, "_hear",
        around(lambda right, self, leaves, eps: right(self, leaves, 0.9 * eps)), BY_CELLS, *PLANTED),
     _m("best leaf", "for the worst", Tree, "margins", around(_best_leaf), BY_CELLS, *PLANTED),
+    # Cuts of what functions read: leaves and stems
+    _cut("leaf lines", "over intervals a tenth too small", Entries, "lines",
+       around(lambda right, self, low, high, slopes: right(self, *_narrow((low, high)), slopes))),
+    _cut("intercepts of leaves", "forgotten", LeafBounds, "_row_lines",
+       result(_scale(0.0, "lower_intercept", "upper_intercept"))),
+    _cut("leaf bounds", "of the sibling", LeafBounds, "prove", result(lambda lower: lower.flip(0))),
+    _cut("lower children", "never looked at", Leaves, "_halves", result(lambda v: (v[1], v[1]))),
+    _cut("upper children", "never looked at", Leaves, "_halves", result(lambda v: (v[0], v[0]))),
+    _cut("sign of a threshold", "the other one", Entries, "cut_at", result(torch.neg)),
+    _cut("halves of a stem", "one twice", stems, "_halved", result(lambda v: (v[0], v[0]))),
+    _cut("boxes of a stem", "found anew, a tenth too small", Ground, "anew", result(_small_boxes)),
+    _cut("limits of a stem", "a tenth too near", stems, "within",
+       around(lambda right, limits, index, box: right(
+           {k: _narrow(ends) for k, ends in limits.items()}, index, box))),
+    _cut("worst leaf", "the best for it", Trunk, "margin", around(_best_of_leaves)),
     # Rounding: in what is computed from a clean run, and to the last bit
     _m("residuals of the clean run", "forgotten", clean_run, "residual", result(_nothing), LINES, *ABSORBING),
     _m("rounding of rows", "forgotten", clean_run, "roundings",

@@ -2,6 +2,7 @@
 
 cells        balls cut by planes: two cells that touch, in L2 and in L∞
 cancelling   large numbers that cancel: what single precision loses of them is more than most bounds are tight
+decided      units that are on or off in every leaf, so that bounds of leaves are nearly exact
 absorbing    a clean run in which double precision has lost what decides; what it should be is known
 """
 
@@ -100,6 +101,16 @@ def _absorbing(seed: int, size: float) -> Points:
     return found
 
 
+def _decided(seed: int) -> Points:
+    """Attention does nothing, and one task: once every unit is on or off, bounds are nearly exact."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = random_tensors(CONFIG, generator)
+    for name in ("attention.output.dense.weight", "attention.output.dense.bias"):
+        tensors[LAYER + name].zero_()
+    ball = _ball(torch.randn(3, 8, generator=generator), 1, 1.0)
+    return points_of(_case(model_of(CONFIG, tensors), ball, "units that are decided", DOUBLE), 4 * POINTS)
+
+
 def _case(model: RandomModel, ball: LpBall, name: str, seed: int) -> Case:
     label = int(model.program64.evaluate(ball.center.double()).argmax())
     return Case(seed, name, model, ball, torch.ones(len(ball.center), dtype=torch.bool), label)
@@ -115,4 +126,5 @@ ABSORBING = {
     for seed, power in ((3, 45), (2, 45), (2, 54), (3, 40))
 }
 """Several of each: in which of them a rounding error makes a bound too large is up to the processor."""
-STAGED: Mapping[str, Callable[[], Points]] = {**CELLS, **CANCELLING, **ABSORBING}
+DECIDED = {f"decided {seed}": partial(_decided, seed) for seed in (1, 2)}
+STAGED: Mapping[str, Callable[[], Points]] = {**CELLS, **CANCELLING, **ABSORBING, **DECIDED}
