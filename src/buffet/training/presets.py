@@ -58,6 +58,7 @@ ARCHITECTURES: Mapping[str, Part] = {
 VARIANTS: Mapping[str, Part] = {
     "standard": Part("LayerNorm with variance", {"layer_norm": "standard"}),
     "gelu": Part("GELU instead of ReLU", {"activation": "gelu"}),
+    "usual": Part("the usual weight decay, 0.1", USUAL),
     "certifiable": Part(
         "strong weight decay and moved words: as accurate, certified radii several times larger",
         {"weight_decay": 2.0, "adversarial": 0.3},

@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from buffet.lab.reproduce import paper
+from buffet.lab.reproduce.records import ModelRecord
 from buffet.lab.reproduce.results import Results
 from buffet.lab.reproduce.scales import CURVES, OURS, PUBLISHED
 from buffet.lab.reproduce.tables import Table, ratio
@@ -63,7 +64,7 @@ def _findings(results: Results) -> list[Finding]:
             results,
             f"r-BuFFeT multiplies the radius by up to {paper.RULE_GAIN:g} at six layers.",
             "crown-baf+r",
-            "6",
+            "6 layers",
             paper.RULE_GAIN,
             "The rule as it is printed is a tie for every product, so that rounding chooses "
             "([Methods](../methods.md#crown-baf-as-published)); ours bounds the same expression as a "
@@ -74,7 +75,7 @@ def _findings(results: Results) -> list[Finding]:
             results,
             f"o-BuFFeT multiplies it by up to {paper.LEARNED_GAIN:g} at six layers.",
             "crown-baf+o",
-            "6",
+            "6 layers",
             paper.LEARNED_GAIN,
         ),
         _gain(
@@ -117,10 +118,10 @@ def _accuracy(results: Results, data: str) -> Finding:
     return Finding(claim, told, "confirmed" if inside else "not confirmed")
 
 
-def _gain(results: Results, claim: str, method: str, layers: str, size: float, why: str = "") -> Finding:
+def _gain(results: Results, claim: str, method: str, kind: str, size: float, why: str = "") -> Finding:
     means, most, counts = [], [], []
     for m in results.models:
-        if m.model.rpartition("-")[2] == layers and (values := results.ratios(m.model, method)):
+        if _kind(m) == kind and (values := results.ratios(m.model, method)):
             means.append((m.model, statistics.fmean(values)))
             most.append(max(values))
             counts.append(len(values))
@@ -129,6 +130,13 @@ def _gain(results: Results, claim: str, method: str, layers: str, size: float, w
     told = ", ".join(f"{model} {ratio(mean)} ×" for model, mean in means)
     found = f"on average {told}; at most {ratio(max(most))} × ({sum(counts)} tasks)"
     return Finding(claim, found, _size(max(mean for _, mean in means), size), why)
+
+
+def _kind(model: ModelRecord) -> str:
+    """Which of the paper's architectures a model is of."""
+    if "tinybert" in model.model:
+        return "tinybert"
+    return f"{model.accuracy.layers} layers" if model.accuracy else ""
 
 
 def _size(found: float, claimed: float) -> str:
@@ -141,12 +149,12 @@ def _depth(results: Results) -> Finding:
     claim = "The deeper the model, the more o-BuFFeT gains."
     told, grows = [], []
     for data in results.data:
-        means = {
-            m.model.rpartition("-")[2]: mean
+        numbered = sorted(
+            (m.accuracy.layers, mean)
             for m in results.about(data)
+            if m.accuracy and _kind(m) != "tinybert"
             if (mean := results.mean_ratio(m.model, "crown-baf+o")) is not None
-        }
-        numbered = sorted((int(layers), mean) for layers, mean in means.items() if layers.isdigit())
+        )
         if len(numbered) > 1:
             told.append(f"{data}: " + ", ".join(f"{ratio(mean)} × at {layers}" for layers, mean in numbered))
             grows.append(numbered[-1][1] > numbered[0][1])
