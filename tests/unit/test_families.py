@@ -7,73 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 import buffet
 from buffet.errors import BuffetError
 from buffet.loading import Model, ModelConfig, load, sources
 from buffet.loading.network import build_program
-from buffet.loading.tokenizer import word_level
 from buffet.network import Program
+from family_models import FAMILIES, classifier, saved
 
 transformers = pytest.importorskip("transformers")
-
-WORDS = "a gripping , moving film . it 's not bad"
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "max_position_embeddings": 20,
-    "num_labels": 3,
-}
-DISTIL = {
-    "dim": 24,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 32,
-    **{key: SIZES[key] for key in ("vocab_size", "max_position_embeddings", "num_labels")},
-}
-# Name -> class of its configuration and what it says.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("BertConfig", SIZES),
-    "bert, GELU by tanh, eps": ("BertConfig", {**SIZES, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
-    "tinybert": ("BertConfig", {**SIZES, "num_hidden_layers": 4, "num_attention_heads": 12}),
-    "minilm": ("BertConfig", {**SIZES, "num_hidden_layers": 6, "hidden_act": "gelu"}),
-    "distilbert": ("DistilBertConfig", DISTIL),
-    "distilbert, ReLU": ("DistilBertConfig", {**DISTIL, "activation": "relu", "sinusoidal_pos_embds": True}),
-    "roberta": ("RobertaConfig", {**SIZES, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
-    "roberta, other padding": ("RobertaConfig", {**SIZES, "pad_token_id": 4}),
-    "xlm-roberta": ("XLMRobertaConfig", SIZES),
-    "camembert": ("CamembertConfig", SIZES),
-    "electra": ("ElectraConfig", {**SIZES, "embedding_size": 24}),
-    "electra, projected": ("ElectraConfig", {**SIZES, "embedding_size": 10}),
-}
-
-
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-
-
-def classifier(family: str, **changes: object) -> Any:
-    """A random classifier whose weights are large enough for every part of it to matter."""
-    name, values = FAMILIES[family]
-    config = getattr(transformers, name)(**{**values, **changes})
-    torch.manual_seed(7)
-    module = transformers.AutoModelForSequenceClassification.from_config(config)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.35)
-    return module.eval()
-
-
-def saved(module: Any, directory: Path) -> Path:
-    """What `save_pretrained` writes, with a tokenizer beside it."""
-    module.save_pretrained(directory)
-    word_level([WORDS], size=40, min_count=1).save(str(directory / "tokenizer.json"))
-    return directory
 
 
 def sentences(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,117 +212,6 @@ def test_a_directory_is_compared_with_what_transformers_makes_of_it(
 def test_our_own_variants_cannot_be_checked_by_transformers() -> None:
     with pytest.raises(BuffetError, match=r"has no layer_norm no_var"):
         load(check=True)
-
-
-# --- tokenizers --------------------------------------------------------------------------------------------
-
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "a",
-    "film",
-    "grip",
-    "##ping",
-    "Film",
-    ",",
-    "caf",
-    "##e",
-]
-TEXTS = ["A gripping, gripping film", "Film zzz ,film", "a café [mask film", "  a\tfilm\n"]
-
-
-@pytest.mark.parametrize("lower", [True, False])
-def test_word_pieces_of_a_bare_vocabulary(tmp_path: Path, lower: bool) -> None:
-    directory = saved(classifier("bert"), tmp_path / "m")
-    reference = transformers.BertTokenizer(
-        vocab={piece: index for index, piece in enumerate(PIECES)}, do_lower_case=lower
-    )
-    reference.save_pretrained(directory)
-    (directory / "tokenizer.json").unlink()
-    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
-    model, given = load(directory), load(directory, tokenizer=reference)
-    for text in TEXTS:
-        assert list(model.encode(text).ids) == reference(text)["input_ids"]
-        assert model.encode(text) == given.encode(text)
-    assert model.tokens("a film")[0] == "[CLS]"
-    assert model.special("a film") == [True, False, False, True]
-    pair = reference("a film", "gripping")
-    assert list(model.encode("a film", "gripping").ids) == pair["input_ids"]
-    assert list(model.encode("a film", "gripping").types) == pair["token_type_ids"]
-    rows = model.embed("a film", "gripping")
-    assert torch.equal(
-        rows[-1],
-        model.embeddings.rows(torch.tensor(pair["input_ids"]), torch.tensor(pair["token_type_ids"]))[-1],
-    )
-
-
-def byte_pairs() -> RawTokenizer:
-    tokenizer = RawTokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([WORDS] * 3, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return tokenizer
-
-
-@pytest.mark.parametrize("spaced", [True, False])
-def test_byte_pairs_of_a_bare_vocabulary(tmp_path: Path, spaced: bool) -> None:
-    directory = saved(classifier("roberta", vocab_size=300), tmp_path / "m")
-    byte_pairs().save(str(directory / "tokenizer.json"))
-    reference = transformers.RobertaTokenizer.from_pretrained(directory, add_prefix_space=spaced)
-    reference.save_pretrained(directory)
-    (directory / "tokenizer.json").unlink()
-    byte_pairs().model.save(str(directory))
-    model = load(directory)
-    for text in ("a gripping film", " it's not bad", "café <mask film"):
-        assert list(model.encode(text).ids) == reference(text)["input_ids"]
-    first, *words, last = model.special("a film")
-    assert (first, any(words), last) == (True, False, True)
-    assert model.tokens("a")[0] == "<s>"
-    for typed in ("a <pad> film", "a <mask> film"):
-        with pytest.raises(BuffetError, match="special token"):
-            model.encode(typed)
-
-
-def test_bad_vocabularies_are_refused(tmp_path: Path) -> None:
-    directory = saved(classifier("bert"), tmp_path / "m")
-    (directory / "tokenizer.json").unlink()
-    vocabulary = directory / "vocab.txt"
-    for content, complaint in (("a\nfilm\n", "no entry '[CLS]'"), ("\n".join(map(str, range(99))), "[CLS]")):
-        vocabulary.write_text(content)
-        with pytest.raises(BuffetError) as caught:
-            load(directory)
-        assert complaint in str(caught.value)
-    vocabulary.write_text("\n".join(PIECES))
-    (directory / "added_tokens.json").write_text('{"[NEW]": 13, "a": 5}')
-    with pytest.raises(BuffetError, match=r"adds '\[NEW\]'"):
-        load(directory)
-    (directory / "added_tokens.json").unlink()
-    (directory / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(BuffetError, match=r"tokenizer_config\.json: expected an object"):
-        load(directory)
-    vocabulary.rename(directory / "vocab.json")
-    with pytest.raises(BuffetError, match=r"merges\.txt: no such file"):
-        load(directory)
-
-
-def test_tokenizers_that_do_not_fit_are_refused() -> None:
-    module = classifier("bert")
-    with pytest.raises(BuffetError, match=r"the tokenizer: has token ids up to 287"):
-        load(module, tokenizer=byte_pairs())
-    with pytest.raises(BuffetError, match=r"the tokenizer is a dict; supported: a directory"):
-        load(module, tokenizer={"a": 1})
-    with pytest.raises(BuffetError, match=r"loaded without a tokenizer"):
-        load(module).embed("a film")
 
 
 # --- the hub -----------------------------------------------------------------------------------------------

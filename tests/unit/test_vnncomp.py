@@ -262,3 +262,40 @@ def test_the_scripts_write_what_the_competition_reads(network, tool, tmp_path):
     assert results.read_text().startswith("sat\n((X_0 ")
     assert script("run_instance.sh", tool, "v1", "some", network, tmp_path / "gone", results, 60) == 0
     assert results.read_text() == "error\n"
+
+
+SCRIPTS = Path(__file__).parents[2] / "vnncomp"
+
+
+@pytest.mark.parametrize("name", ["install_tool.sh", "prepare_instance.sh", "run_instance.sh"])
+def test_the_scripts_are_bash_and_refuse_another_version(name: str) -> None:
+    script = str(SCRIPTS / name)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    refused = subprocess.run(["bash", script, "v2"], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "expected version v1, got 'v2'" in refused.stderr
+
+
+def test_the_tool_is_installed_into_an_environment_of_its_own(tmp_path: Path) -> None:
+    """Everything but the download: a `python3` that takes down what it and its pip are asked for."""
+    tree, told = tmp_path / "buffet" / "vnncomp", tmp_path / "told"
+    tree.mkdir(parents=True)
+    (tree / "install_tool.sh").write_bytes((SCRIPTS / "install_tool.sh").read_bytes())
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    pip = f'#!/bin/bash\\nprintf "%s\\\\n" "$@" >> {told}\\n'
+    fake.write_text(
+        f'#!/bin/bash\nprintf "%s\\n" "$@" >> {told}\nmkdir -p "$3/bin"\nprintf \'{pip}\' > "$3/bin/pip"\n'
+        'chmod +x "$3/bin/pip"\n'
+    )
+    fake.chmod(0o755)
+    path = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", str(tree / "install_tool.sh"), "v1"], env=path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    asked = told.read_text().split("\n")[:-1]
+    assert asked[:2] == ["-m", "venv"]
+    assert asked[3] == "install"
+    assert asked[4].endswith("[onnx]")
+    assert Path(asked[4].removesuffix("[onnx]")).resolve() == tree.parent.resolve()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from buffet.bounds.forms import Rows
 from buffet.branching.entries import Ends, Entries, Place
-from buffet.optimisation.dual import MOVED, Lagrangian, plus
+from buffet.optimisation.dual import Lagrangian, Step
 from buffet.propagation.substitution import Bounds
 from buffet.relaxations.dual_passes import Line, LinesDual, State
 from buffet.relaxations.elementwise import Lines
@@ -86,31 +86,22 @@ class LeafBounds:
         """About the least value of the row in every leaf; the multipliers and arguments of all entries."""
         lag, leaves = self.lagrangian, slope.shape[-1]
         multipliers, at = (torch.zeros_like(slope[0]) for _ in range(2))
+
+        def pull(step: Step, reached: Tensor) -> tuple[tuple[Tensor, ...], State]:
+            given = self._lines if isinstance(step.dual, LinesDual) else self._given
+            found, state = step.dual.pull(reached, given.get(step.index, {}))
+            if place := self._places.get(step.index):
+                return self._own(place, reached, state, slope, intercept, multipliers)
+            return found, state
+
+        def seen(index: int, read: Tensor) -> None:
+            if place := self._places.get(index):
+                at[place.part] = read[0].flatten(0, 1)[place.where]
+
         with torch.inference_mode():
-            states: dict[int, State] = {}
             row = lag.rows.unsqueeze(0).expand(1, -1, -1, leaves)
-            pending = {lag.steps[-1].index: row}
-            for step in reversed(lag.steps):
-                lag.check_time()
-                index = step.index
-                reached = pending.pop(index)
-                given = self._lines if isinstance(step.dual, LinesDual) else self._given
-                found, state = step.dual.pull(reached, given.get(index, {}))
-                if place := self._places.get(index):
-                    found, state = self._own(place, reached, state, slope, intercept, multipliers)
-                states[index] = state
-                for source, part in zip(step.sources, found, strict=True):
-                    pending[source] = plus(pending[source], part) if source in pending else part
-            form = pending.pop(MOVED)
-            values = {MOVED: lag.region.lowest(form.movedim(-1, 0)).movedim(0, -1)}
-            for step in lag.steps:
-                lag.check_time()
-                sources = zip(step.sources, step.cuts, strict=True)
-                read = [values[i] if n is None else values[i][:, :n] for i, n in sources]
-                if place := self._places.get(step.index):
-                    at[place.part] = read[0][0].flatten(0, 1)[place.where]
-                values[step.index], _ = step.dual.push(states[step.index], *read)
-            lower = lag.clean + (row * values[step.index]).sum((0, 1, 2))
+            value, _ = lag.back_and_forth(row, pull, seen)
+            lower = lag.clean + (row * value).sum((0, 1, 2))
         return lower.double().clone(), multipliers, at
 
     @staticmethod

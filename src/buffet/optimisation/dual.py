@@ -49,6 +49,10 @@ class Step:
     cuts: tuple[int | None, ...]
 
 
+Pull = Callable[[Step, Tensor], tuple[tuple[Tensor, ...], State]]
+"""From the multipliers of what a step makes to those of what it reads, and what its dual knows then."""
+
+
 @dataclass(frozen=True, eq=False)
 class Lagrangian:
     """Lower bounds of rows as functions of the parameters of the nonlinear nodes before them."""
@@ -124,26 +128,41 @@ class Lagrangian:
 
     def _passes(self, parameters: Mapping[int, Parameters]) -> tuple[Tensor, dict[int, State]]:
         """The bounds, and what every dual knows afterwards."""
-        states: dict[int, State] = {}
         lines = self.lines(parameters, self.rows.dtype) if self.lines else {}
-        pending = {self.steps[-1].index: self.rows.expand(self.region.tasks, *self.rows.shape)}
-        for step in reversed(self.steps):
-            self.check_time()
+
+        def pull(step: Step, reached: Tensor) -> tuple[tuple[Tensor, ...], State]:
             i = step.index
             given = lines.get(i, {}) if isinstance(step.dual, LinesDual) else parameters.get(i, {})
-            found, states[i] = step.dual.pull(pending.pop(i), given)
+            return step.dual.pull(reached, given)
+
+        rows = self.rows.expand(self.region.tasks, *self.rows.shape)
+        value, states = self.back_and_forth(rows, pull)
+        return self.clean + (self.rows * value).sum((1, 2)), states
+
+    def back_and_forth(
+        self, rows: Tensor, pull: Pull, seen: Callable[[int, Tensor], None] = lambda index, read: None
+    ) -> tuple[Tensor, dict[int, State]]:
+        """Pull rows to the input, and push the point where they are least back through the network.
+
+        Returns the value of the last node there, and what every dual knows afterwards; `seen` is told what
+        every node reads there.
+        """
+        states: dict[int, State] = {}
+        pending = {self.steps[-1].index: rows}
+        for step in reversed(self.steps):
+            self.check_time()
+            found, states[step.index] = pull(step, pending.pop(step.index))
             for source, part in zip(step.sources, found, strict=True):
                 pending[source] = plus(pending[source], part) if source in pending else part
         form = pending.pop(MOVED)
         values = {MOVED: self.region.lowest(form.movedim(-1, 0)).movedim(0, -1)}
         for step in self.steps:
             self.check_time()
-            read = [
-                values[i] if n is None else values[i][:, :n]
-                for i, n in zip(step.sources, step.cuts, strict=True)
-            ]
+            sources = zip(step.sources, step.cuts, strict=True)
+            read = [values[i] if n is None else values[i][:, :n] for i, n in sources]
+            seen(step.index, read[0])
             values[step.index], states[step.index] = step.dual.push(states[step.index], *read)
-        return self.clean + (self.rows * values[step.index]).sum((1, 2)), states
+        return values[step.index], states
 
 
 def tokens_read(bounds: Bounds, root: int, wanted: int) -> dict[int, int]:
