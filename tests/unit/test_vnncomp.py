@@ -283,12 +283,12 @@ def test_the_tool_is_installed_into_an_environment_of_its_own(tmp_path: Path) ->
     (tree / "install_tool.sh").write_bytes((SCRIPTS / "install_tool.sh").read_bytes())
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
-    pip = f'#!/bin/bash\\nprintf "%s\\\\n" "$@" >> {told}\\n'
-    fake.write_text(
-        f'#!/bin/bash\nprintf "%s\\n" "$@" >> {told}\nmkdir -p "$3/bin"\nprintf \'{pip}\' > "$3/bin/pip"\n'
-        'chmod +x "$3/bin/pip"\n'
-    )
-    fake.chmod(0o755)
+    say = f'#!/bin/bash\nprintf "%s\\n" "$@" >> {told}\n'
+    pip = tmp_path / "pip"
+    pip.write_text(say)
+    fake.write_text(f'{say}mkdir -p "$3/bin"\ncp {pip} "$3/bin/pip"\n')
+    for script in (fake, pip):
+        script.chmod(0o755)
     path = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", str(tree / "install_tool.sh"), "v1"], env=path, capture_output=True, text=True
