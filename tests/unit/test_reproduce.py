@@ -235,6 +235,10 @@ def test_nothing_is_begun_when_the_time_is_up(place: Workspace, page: Path, tmp_
 RESULTS = [path.parent for path in (Path(__file__).parents[2] / "docs" / "results").rglob("rows-*.ndjson")]
 
 
+def test_there_are_committed_results() -> None:
+    assert RESULTS
+
+
 @pytest.mark.parametrize("directory", RESULTS, ids=lambda path: path.name)
 def test_committed_pages_are_those_of_the_committed_rows(directory: Path) -> None:
     """`buffet reproduce --draw-from DIR --out DIR` makes them so."""

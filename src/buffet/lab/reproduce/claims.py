@@ -47,6 +47,7 @@ def claims_page(results: Results) -> str:
                 "number to within "
                 "a tenth (an accuracy: to within a point). *In part*: the direction is right, the size is "
                 "not.",
+                progress(results),
                 table.markdown().rstrip("\n"),
                 *(["## Why", "\n".join(why)] if why else []),
                 "## Beyond the paper",
@@ -54,6 +55,20 @@ def claims_page(results: Results) -> str:
             ]
         )
         + "\n"
+    )
+
+
+def progress(results: Results) -> str:
+    """How many tasks of every model are done."""
+    parts = []
+    for m in results.records.models:
+        done = len(results.answered(m.model, PUBLISHED))
+        wanted = f"{m.tasks}" if m.first == m.tasks else f"{m.tasks}, of which {m.first} come first"
+        parts.append(f"{m.model} {done} (of {wanted})")
+    return (
+        "Tasks are done in a random order that is fixed, all models advancing alike, so those that are "
+        "done are a "
+        f"fair sample: {', '.join(parts)}."
     )
 
 

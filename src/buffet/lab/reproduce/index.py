@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from buffet.lab.reproduce.claims import progress
 from buffet.lab.reproduce.figures import Figure
 from buffet.lab.reproduce.results import Results
-from buffet.lab.reproduce.scales import PUBLISHED
 from buffet.lab.reproduce.tables import Table
 
 ORDER = (
@@ -46,24 +46,11 @@ def _introduction(results: Results) -> list[str]:
         f"{len(results.records.tasks):,} tasks were found, {failed} failed. Certified numbers are proven; "
         "ratios "
         f"are rounded down. [What the paper claims, and what came out](claims.md).",
-        _progress(results),
+        progress(results),
     ]
     if run.absent:
         told.append(f"Not run, as they are not trained yet: {', '.join(run.absent)}.")
     return told
-
-
-def _progress(results: Results) -> str:
-    parts = []
-    for m in results.records.models:
-        done = len(results.answered(m.model, PUBLISHED))
-        wanted = f"{m.tasks}" if m.first == m.tasks else f"{m.tasks}, of which {m.first} come first"
-        parts.append(f"{m.model} {done} (of {wanted})")
-    return (
-        "Tasks are done in a random order that is fixed, all models advancing alike, so those that are "
-        "done are a "
-        f"fair sample: {', '.join(parts)}."
-    )
 
 
 def _figure(figure: Figure) -> str:
