@@ -17,6 +17,7 @@ from buffet.loading.config import ModelConfig
 from buffet.methods import METHODS
 from buffet.optimisation.context import Context
 from buffet.regions import Box, CandidateSet, LpBall, Region
+from buffet.verification.verify import Evidence
 
 TOKENS, WIDTH = 4, 8
 
@@ -210,3 +211,37 @@ def test_stems_prove_what_one_tree_of_leaves_does_not() -> None:
     assert done
     assert len(trunk.proven) >= 1
     assert 0 < trunk.margin <= float((runs(found, 2000)[-1] + found.bounds.clean[-1]).amin())
+
+
+def test_an_interrupted_tree_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    found, _ = size_that_cuts_prove()
+    cutting = Cutting(found)
+    monkeypatch.setattr(Trunk, "_grown", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cutting.grow(Effort(time.perf_counter() + 60))
+    told = cutting.unfinished
+    assert told is not None
+    assert (told.proven, told.share, told.leaves) == (told.cases - 1, 0.0, 0)
+    assert -1 < told.lower <= 0
+    assert "0 % of the tree" in str(told)
+
+
+def test_an_interruption_within_a_budget_returns_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = buffet.load()
+    region = LpBall(model.embed("a gripping , moving film"), [2], 2, 2.0)
+    monkeypatch.setattr(Evidence, "_branch", interrupt)
+    result = buffet.verify(
+        model, region, budget=60.0, falsify=False, method=buffet.method("buffet", steps=1, rivals=())
+    )
+    assert result.verdict == "unknown"
+    assert result.interrupted
+    assert result.progress == "interrupted"
+    assert result.to_dict()["interrupted"]
+    with pytest.raises(KeyboardInterrupt):
+        buffet.verify(model, region, method=buffet.method("buffet", steps=1, rivals=()), falsify=False)

@@ -237,7 +237,7 @@ class Trunk:
     @property
     def share(self) -> float:
         """How much of the tree is proven, if each side of a cut is half of what was cut."""
-        return sum(2.0 ** -len(grown.stem.cuts) for grown in self.proven)
+        return sum((2.0 ** -len(grown.stem.cuts) for grown in self.proven), 0.0)
 
     def grow(self, effort: Effort) -> bool:
         """Prove stems, and cut those that cannot be, until the effort is spent. Whether all are proven."""
