@@ -59,6 +59,10 @@ def certify(
             " can be made.",
         ),
     ] = None,
+    most_synonyms: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Only the first N synonyms of every word. Default: all."),
+    ] = None,
     swap: Annotated[
         list[str] | None,
         typer.Option(metavar="WORD=A,B", help="Exchange this word for these; may be given several times."),
@@ -273,7 +277,9 @@ def certify(
         device=str(device_named(device)),
         pair=pair,
     )
-    exchange = Exchange(synonyms, tuple(swap or ()), typos, at_most, skip_unknown)
+    exchange = Exchange(synonyms, most_synonyms, tuple(swap or ()), typos, at_most, skip_unknown)
+    if most_synonyms is not None and synonyms is None:
+        raise BuffetError("--most-synonyms: is about --synonyms; give a file of them")
     if exchange.asked:
         _check_exchange(request, html, certificate)
         with progress_bar("certifying"):

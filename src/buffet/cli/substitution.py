@@ -32,6 +32,7 @@ class Exchange:
     """The options about substitutions."""
 
     synonyms: Path | None
+    most_synonyms: int | None
     swap: tuple[str, ...]
     typos: int
     at_most: int | None
@@ -44,6 +45,7 @@ class Exchange:
     def options(self) -> list[str]:
         """As they are typed."""
         found = [] if self.synonyms is None else ["--synonyms", str(self.synonyms)]
+        found += ["--most-synonyms", str(self.most_synonyms)] if self.most_synonyms is not None else []
         for one in self.swap:
             found += ["--swap", one]
         found += ["--typos", str(self.typos)] if self.typos else []
@@ -76,6 +78,7 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         model,
         request.text,
         synonyms=exchange.synonyms,
+        most=exchange.most_synonyms,
         swap=parse_swaps(exchange.swap) or None,
         typos=exchange.typos,
         at_most=exchange.at_most,

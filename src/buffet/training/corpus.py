@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import tokenizers
@@ -28,10 +28,18 @@ class Batch:
     labels: Int[Tensor, " samples"]
 
 
-def make_tokenizer(sentences: Iterable[str], settings: TrainSettings) -> Tokenizer:
-    """A tokenizer for these sentences; the same sentences give the same one."""
-    make = {"word": word_level, "wordpiece": word_pieces}[settings.tokenizer]
-    return Tokenizer.of(make(sentences, settings.vocabulary, settings.min_count))
+def make_tokenizer(
+    sentences: Iterable[str],
+    settings: TrainSettings,
+    more: Callable[[Sequence[str]], Iterable[str]] = lambda words: (),
+) -> Tokenizer:
+    """A tokenizer for these sentences; the same sentences give the same one.
+
+    Whole words are joined by what `more` says goes with them.
+    """
+    if settings.tokenizer == "word":
+        return Tokenizer.of(word_level(sentences, settings.vocabulary, settings.min_count, more))
+    return Tokenizer.of(word_pieces(sentences, settings.vocabulary, settings.min_count))
 
 
 def word_pieces(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -22,6 +22,8 @@ from buffet.training.settings import TrainSettings
 
 class Trainable:
     """A classifier whose weights can still change."""
+
+    measure = "dev accuracy"  # what `score` is called
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -54,8 +56,13 @@ class Trainable:
         x = x.detach().requires_grad_()
         return torch.autograd.grad(cross_entropy(self.program.evaluate(x, batch.mask), batch.labels), x)[0]
 
-    def loss(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Float[Tensor, ""]:
-        """The cross-entropy of a batch whose input rows went through the regularisers."""
+    def loss(
+        self, batch: Batch, settings: TrainSettings, generator: torch.Generator, done: float
+    ) -> Float[Tensor, ""]:
+        """The cross-entropy of a batch whose input rows went through the regularisers.
+
+        `done` is the share of the steps that are behind it.
+        """
         x = self.noisy_rows(batch, settings, generator)
         if settings.adversarial:
             x = x + self.worst_move(x.detach(), batch, settings.adversarial)
@@ -68,6 +75,10 @@ class Trainable:
             int((self.program.evaluate(self.rows(b), b.mask).argmax(-1) == b.labels).sum()) for b in batches
         )
         return right / sum(len(b.labels) for b in batches)
+
+    def score(self, batches: Sequence[Batch]) -> float:
+        """What epochs are compared by."""
+        return self.accuracy(batches)
 
 
 class Network(Trainable):
@@ -90,15 +101,20 @@ class Network(Trainable):
 
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:
         """Some words are replaced by [UNK], and some numbers of the rows by 0."""
-        ids = batch.inputs
-        if settings.word_dropout and self.tokenizer.unknown_id is not None:
-            drop = torch.rand(ids.shape, generator=generator) < settings.word_dropout
-            ids = torch.where(self.words[ids] & drop, self.tokenizer.unknown_id, ids)
-        x = self.embeddings.rows(ids)
+        x = self.embeddings.rows(self.dropped_words(batch.inputs, settings, generator))
         if settings.embedding_dropout:
             keep = 1 - settings.embedding_dropout
             x = x * (torch.rand(x.shape, generator=generator) < keep) / keep
         return x
+
+    def dropped_words(
+        self, ids: Int[Tensor, "*batch"], settings: TrainSettings, generator: torch.Generator
+    ) -> Int[Tensor, "*batch"]:
+        """Some words replaced by [UNK]."""
+        if not settings.word_dropout or self.tokenizer.unknown_id is None:
+            return ids
+        drop = torch.rand(ids.shape, generator=generator) < settings.word_dropout
+        return torch.where(self.words[ids] & drop, self.tokenizer.unknown_id, ids)
 
     def worst_move(
         self, x: Float[Tensor, "sentences tokens width"], batch: Batch, size: float
@@ -139,6 +155,7 @@ def new_config(settings: TrainSettings, classes: int, vocab_size: int) -> ModelC
         "max_position_embeddings": settings.max_tokens,
         "type_vocab_size": 1,
         "pad_token_id": 0,
+        "head_act": None if settings.head == "dense" else "none",
     }
     return validated(ModelConfig, {**words, **architecture(settings, labels_of(classes))}, settings.data)
 
