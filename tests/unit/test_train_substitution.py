@@ -1,4 +1,4 @@
-"""Certified training for substitutions: its bound holds, it resumes, and what it writes is proven by verify."""
+"""Certified training for substitutions: its bound holds, it resumes, what it writes is proven."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def network(data: Path, classes: int, seed: int, scale: float, **changes: object
     generator = torch.Generator().manual_seed(seed)
     for tensor in weights.values():
         tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=scale)
-    return SubstitutionNetwork(config, weights, tokenizer, SYNONYMS)
+    counts = torch.ones(tokenizer.size, dtype=torch.long)
+    return SubstitutionNetwork(config, weights, tokenizer, counts, SYNONYMS)
 
 
 def batch(model: SubstitutionNetwork, texts: list[str], labels: list[int]) -> Batch:
@@ -122,7 +123,7 @@ def test_the_vocabulary_knows_substitutes_and_what_they_replace(data: Path) -> N
     assert torch.equal(model.choices.exchanged(plot, 0.9, generator), plot)
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
@@ -135,10 +136,10 @@ def test_what_it_writes_is_proven_and_an_interrupted_run_ends_the_same(data: Pat
     def stop(now: TrainProgress) -> None:
         assert now.measure == "certified dev accuracy"
         if now.epoch == 3:
-            raise Stop
+            raise StopError
 
     other = settings(data, "other", epochs=5, save_minutes=0.0)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(other, stop)
     assert resume_file(other.out).exists()
     assert train(other).sha256 == summary.sha256
@@ -155,9 +156,9 @@ def test_what_it_writes_is_proven_and_an_interrupted_run_ends_the_same(data: Pat
 
 def test_other_synonyms_are_another_run(data: Path) -> None:
     def stop(now: TrainProgress) -> None:
-        raise Stop
+        raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         train(settings(data, epochs=2, save_minutes=0.0), stop)
     asked = settings(data, epochs=2, save_minutes=0.0)
     assert asked.synonyms is not None

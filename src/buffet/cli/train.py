@@ -68,6 +68,7 @@ HELP = {
     "exchanged": "Share of words exchanged at random in training.",
     "closeness": "Weight in the loss of the squared distances between a word and its substitutes.",
     "word_dropout": "Share of words replaced by [UNK] in training.",
+    "rare_dropout": "Words seen n times are replaced by [UNK] with probability R / (R + n), besides.",
     "adversarial": "How far (L2) the most sensitive word of every training sentence is moved against its "
     "label: larger certified radii for half as much time again.",
 }

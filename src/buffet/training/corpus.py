@@ -81,6 +81,15 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> lis
     return [(ids, example.label) for ids, example in zip(rows, examples, strict=True)]
 
 
+def count_tokens(sentences: Sequence[str], tokenizer: Tokenizer) -> Int[Tensor, " vocabulary"]:
+    """How often every token occurs."""
+    raws = guarded(
+        lambda: tokenizer.inner.encode_batch(sentences), "the tokenizer cannot take the sentences of the data"
+    )
+    ids = torch.tensor([index for raw in raws for index in raw.ids], dtype=torch.long)
+    return torch.bincount(ids, minlength=tokenizer.size)
+
+
 def make_batches(
     examples: Sequence[Sample], size: int, pad: int, generator: torch.Generator | None = None
 ) -> list[Batch]:

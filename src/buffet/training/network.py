@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,6 +44,10 @@ class Trainable:
         """The rows of a batch as the program reads them."""
         return batch.inputs
 
+    def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
+        """A batch with some of its inputs replaced."""
+        return batch
+
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:
         """The rows of a batch behind the regularisers."""
         raise NotImplementedError
@@ -59,10 +64,13 @@ class Trainable:
     def loss(
         self, batch: Batch, settings: TrainSettings, generator: torch.Generator, done: float
     ) -> Float[Tensor, ""]:
-        """The cross-entropy of a batch whose input rows went through the regularisers.
+        """What a step makes smaller; `done` is the share of the steps that are behind it."""
+        return self.plain_loss(self.thinned(batch, settings, generator), settings, generator)
 
-        `done` is the share of the steps that are behind it.
-        """
+    def plain_loss(
+        self, batch: Batch, settings: TrainSettings, generator: torch.Generator
+    ) -> Float[Tensor, ""]:
+        """The cross-entropy of a batch whose input rows went through the regularisers."""
         x = self.noisy_rows(batch, settings, generator)
         if settings.adversarial:
             x = x + self.worst_move(x.detach(), batch, settings.adversarial)
@@ -82,10 +90,20 @@ class Trainable:
 
 
 class Network(Trainable):
-    """A sentence classifier in training, and the tokenizer its rows belong to; its inputs are token ids."""
+    """A sentence classifier in training, and the tokenizer its rows belong to; its inputs are token ids.
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
+    `counts` says how often each of them occurs in the training sentences; settings may ask for it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        tokenizer: Tokenizer,
+        counts: Int[Tensor, " vocabulary"] | None = None,
+    ) -> None:
         super().__init__(config, tensors)
+        self.counts = counts
         self.tokenizer = tokenizer
         self.embeddings = Embeddings.of(self.tensors)
         self._program = build_program(config, self.tensors)
@@ -100,21 +118,25 @@ class Network(Trainable):
         return self.embeddings.rows(batch.inputs)
 
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:
-        """Some words are replaced by [UNK], and some numbers of the rows by 0."""
-        x = self.embeddings.rows(self.dropped_words(batch.inputs, settings, generator))
+        """Some numbers of the rows are replaced by 0."""
+        x = self.embeddings.rows(batch.inputs)
         if settings.embedding_dropout:
             keep = 1 - settings.embedding_dropout
             x = x * (torch.rand(x.shape, generator=generator) < keep) / keep
         return x
 
-    def dropped_words(
-        self, ids: Int[Tensor, "*batch"], settings: TrainSettings, generator: torch.Generator
-    ) -> Int[Tensor, "*batch"]:
+    def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
         """Some words replaced by [UNK]."""
-        if not settings.word_dropout or self.tokenizer.unknown_id is None:
-            return ids
-        drop = torch.rand(ids.shape, generator=generator) < settings.word_dropout
-        return torch.where(self.words[ids] & drop, self.tokenizer.unknown_id, ids)
+        if not (settings.word_dropout or settings.rare_dropout) or self.tokenizer.unknown_id is None:
+            return batch
+        ids = batch.inputs
+        share: Tensor | float = settings.word_dropout
+        if settings.rare_dropout:
+            assert self.counts is not None
+            often = self.counts[ids]
+            share = share + (1 - share) * settings.rare_dropout / (settings.rare_dropout + often)
+        drop = torch.rand(ids.shape, generator=generator) < share
+        return replace(batch, inputs=torch.where(self.words[ids] & drop, self.tokenizer.unknown_id, ids))
 
     def worst_move(
         self, x: Float[Tensor, "sentences tokens width"], batch: Batch, size: float

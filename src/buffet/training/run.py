@@ -13,7 +13,7 @@ from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
 from buffet.synonyms import read_synonyms
 from buffet.system.parallel import threads
 from buffet.training.card import DataFacts, image_facts, model_card, sentence_facts, sha256_of
-from buffet.training.corpus import Sample, encode, make_batches, make_tokenizer
+from buffet.training.corpus import Sample, count_tokens, encode, make_batches, make_tokenizer
 from buffet.training.images import read_images
 from buffet.training.network import Network, Trainable, first_weights, new_config
 from buffet.training.presets import DIGITS
@@ -90,17 +90,20 @@ def _sentences(settings: TrainSettings) -> Lesson:
 
 def start_network(settings: TrainSettings, data: Splits) -> Network:
     """The network before its first step: random, or a pretrained encoder with a fresh head."""
+    sentences = [example.sentence for example in data.train]
     if settings.pretrained is not None:
-        return read_encoder(settings.pretrained, settings, data.classes)
-    sentences = (e.sentence for e in data.train)
-    if settings.synonyms is None:
-        tokenizer = make_tokenizer(sentences, settings)
-        config = new_config(settings, data.classes, tokenizer.size)
-        return Network(config, first_weights(config, settings), tokenizer)
-    synonyms = read_synonyms(settings.synonyms, settings.most_synonyms)
-    tokenizer = make_tokenizer(sentences, settings, partial(with_substitutes, synonyms=synonyms))
+        network = read_encoder(settings.pretrained, settings, data.classes)
+        network.counts = count_tokens(sentences, network.tokenizer)
+        return network
+    synonyms = None
+    if settings.synonyms is not None:
+        synonyms = read_synonyms(settings.synonyms, settings.most_synonyms)
+    tokenizer = make_tokenizer(sentences, settings, partial(with_substitutes, synonyms=synonyms or {}))
     config = new_config(settings, data.classes, tokenizer.size)
-    return SubstitutionNetwork(config, first_weights(config, settings), tokenizer, synonyms)
+    weights, counts = first_weights(config, settings), count_tokens(sentences, tokenizer)
+    if synonyms is None:
+        return Network(config, weights, tokenizer, counts)
+    return SubstitutionNetwork(config, weights, tokenizer, counts, synonyms)
 
 
 def _summary(

@@ -90,6 +90,7 @@ class TrainSettings(BaseModel):
     embedding_scale: Positive = 0.1  # standard deviation at the start; without variance the scale stays
     embedding_dropout: Fraction = 0.4  # the embeddings hold most parameters, so they overfit first
     word_dropout: Fraction = 0.2  # words replaced by [UNK]: trains that row and spreads the evidence
+    rare_dropout: NonNegative = 0.0  # a word seen n times is replaced with probability r / (r + n), too
     adversarial: NonNegative = 0.0  # L2 size of a move of the most sensitive word, along the gradient
 
     synonyms: Path | None = None  # of words that may be exchanged: train for that

@@ -91,27 +91,36 @@ class SubstitutionNetwork(Network):
     measure = "certified dev accuracy"
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, Tensor], tokenizer: Tokenizer, synonyms: Synonyms
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        tokenizer: Tokenizer,
+        counts: Int[Tensor, " vocabulary"],
+        synonyms: Synonyms,
     ) -> None:
-        super().__init__(config, tensors, tokenizer)
+        super().__init__(config, tensors, tokenizer, counts)
         self.choices = Choices.of(tokenizer, synonyms)
+
+    def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
+        """Some words replaced by [UNK], some of the others by substitutes at random."""
+        batch = super().thinned(batch, settings, generator)
+        ids = self.choices.exchanged(batch.inputs, settings.exchanged, generator)
+        return replace(batch, inputs=ids)
 
     def loss(
         self, batch: Batch, settings: TrainSettings, generator: torch.Generator, done: float
     ) -> Float[Tensor, ""]:
         """The loss of the sentences, and that of the worst that substitutes can make of each.
 
-        Some words are exchanged at random first. Substitutes move from the word to where they are, and their
+        Substitutes move from the word to where they are, and their
         loss gains weight, over the first part of the steps.
         """
-        if settings.exchanged:
-            batch = replace(batch, inputs=self.choices.exchanged(batch.inputs, settings.exchanged, generator))
-        total = super().loss(batch, settings, generator, done)
+        batch = self.thinned(batch, settings, generator)
+        total = self.plain_loss(batch, settings, generator)
         if settings.worst_case:
             size = min(1.0, max(0.0, done - SHARE_BEFORE) / settings.ramp)
             share = settings.worst_case * size
-            ids = self.dropped_words(batch.inputs, settings, generator)
-            words, places = ids.unique(return_inverse=True)
+            words, places = batch.inputs.unique(return_inverse=True)
             rows = self.embeddings.words[self.choices.own[words]]
             total = (1 - share) * total + settings.closeness * _spread(rows)
             keep = 1 - settings.embedding_dropout
