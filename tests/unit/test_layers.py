@@ -39,10 +39,11 @@ LAYERS: dict[str, set[str]] = {
     "attack": {"network", "properties", "regions", "system"},
     "properties": {"network", "printing"},
     "loading": {"network", "printing", "properties", "regions", "system"},
-    "training": {"network", "loading", "data", "system"},
+    "synonyms": set(),
+    "training": {"network", "loading", "data", "synonyms", "system"},
     "evaluation": {
         *("attack", "compositions", "data", "experiments", "loading", "methods", "printing", "query"),
-        *("regions", "report", "search", "system", "verdicts", "verification", "words"),
+        *("regions", "report", "search", "synonyms", "system", "verdicts", "verification", "words"),
     },
     "system": set(),
     "printing": set(),

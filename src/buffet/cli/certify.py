@@ -60,6 +60,10 @@ def certify(
             " can be made.",
         ),
     ] = None,
+    most_synonyms: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Only the first N synonyms of every word. Default: all."),
+    ] = None,
     swap: Annotated[
         list[str] | None,
         typer.Option(metavar="WORD=A,B", help="Exchange this word for these; may be given several times."),
@@ -276,7 +280,11 @@ def certify(
         device=str(device_named(device)),
         pair=pair,
     )
-    exchange = Exchange(synonyms, tuple(swap or ()), typos, parse_at_most(at_most), skip_unknown)
+    exchange = Exchange(
+        synonyms, most_synonyms, tuple(swap or ()), typos, parse_at_most(at_most), skip_unknown
+    )
+    if most_synonyms is not None and synonyms is None:
+        raise BuffetError("--most-synonyms: is about --synonyms; give a file of them")
     if exchange.asked:
         _check_exchange(request, certificate)
         if html is not None:

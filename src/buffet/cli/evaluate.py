@@ -71,6 +71,9 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Words are exchanged for these: JSON, word → list of words."),
     ] = None,
+    most_synonyms: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N synonyms of every word. Default: all.")
+    ] = None,
     typos: Annotated[
         int, typer.Option(metavar="N", help="Words are exchanged for up to N misspellings each.")
     ] = 0,
@@ -157,7 +160,7 @@ def evaluate(
 
     if min is not None and not 0 <= min <= 1:
         raise BuffetError(f"--min: got {min}; give a share from 0 to 1")
-    asked = _question(eps, norm, words, synonyms, typos, at_most, skip_unknown)
+    asked = _question(eps, norm, words, synonyms, most_synonyms, typos, at_most, skip_unknown)
     effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
     if workers is not None:
         within("--workers", workers, 1, 4096)
@@ -187,6 +190,7 @@ def _question(
     norm: str,
     words: str,
     synonyms: Path | None,
+    most_synonyms: int | None,
     typos: int,
     at_most: str,
     skip_unknown: bool,
@@ -203,7 +207,10 @@ def _question(
             raise BuffetError(
                 "--norm and --words go with --eps; words are exchanged --at-most so many at once"
             )
-        return exchanges(synonyms, typos, [_number(part) for part in at_most.split(",")], skip_unknown)
+        numbers = [_number(part) for part in at_most.split(",")]
+        return exchanges(synonyms, typos, numbers, skip_unknown, most_synonyms)
+    if most_synonyms is not None:
+        raise BuffetError("--most-synonyms: is about --synonyms; give a file of them")
     if at_most != "all" or skip_unknown:
         raise BuffetError("--at-most and --skip-unknown go with --synonyms and --typos")
     sizes = [size for part in eps.split(",") if (size := parse_eps(part)) is not None]

@@ -31,6 +31,7 @@ class Exchange:
     """The options about substitutions."""
 
     synonyms: Path | None
+    most_synonyms: int | None
     swap: tuple[str, ...]
     typos: int
     at_most: tuple[int, ...]  # rising; none: as many words as have substitutes
@@ -43,6 +44,7 @@ class Exchange:
     def options(self) -> list[str]:
         """As they are typed."""
         found = [] if self.synonyms is None else ["--synonyms", str(self.synonyms)]
+        found += ["--most-synonyms", str(self.most_synonyms)] if self.most_synonyms is not None else []
         for one in self.swap:
             found += ["--swap", one]
         found += ["--typos", str(self.typos)] if self.typos else []
@@ -85,6 +87,7 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         model,
         request.text,
         synonyms=exchange.synonyms,
+        most=exchange.most_synonyms,
         swap=parse_swaps(exchange.swap) or None,
         typos=exchange.typos,
         at_most=max(exchange.at_most, default=None),

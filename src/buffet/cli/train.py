@@ -19,6 +19,7 @@ EXAMPLES = (
     "buffet train --data path/to/sst2 --out tiny --layers 1 --width 64 --epochs 3",
     "buffet train --from path/to/encoder --data path/to/sst2 --out fine-tuned",
     "buffet train digits-vit   # an image classifier",
+    "buffet train sst-narrow-1-substitutions --data path/to/sst2 --synonyms synonyms.json",
     'buffet certify "a gripping , moving film" --model my-model',
 )
 
@@ -57,7 +58,17 @@ HELP = {
     "clip": "Largest norm of a gradient.",
     "embedding_scale": "Standard deviation of the first embeddings.",
     "embedding_dropout": "Share of embedding coordinates dropped in training.",
+    "head": "A dense layer with tanh between what is pooled and the classifier, or none.",
+    "synonyms": "Train for word substitutions: a JSON file, word → list of words. Goes with the variant"
+    " substitutions.",
+    "most_synonyms": "Only the first so many synonyms of every word. Default: all.",
+    "worst_case": "Share of the loss that bounds the worst that substitutes can do; 0: words are only"
+    " exchanged at random (data augmentation).",
+    "ramp": "Share of the steps in which the worst case gains its weight, and substitutes their distance.",
+    "exchanged": "Share of words exchanged at random in training.",
+    "closeness": "Weight in the loss of the squared distances between a word and its substitutes.",
     "word_dropout": "Share of words replaced by [UNK] in training.",
+    "rare_dropout": "Words seen n times are replaced by [UNK] with probability R / (R + n), besides.",
     "adversarial": "How far (L2) the most sensitive word of every training sentence is moved against its "
     "label: larger certified radii for half as much time again.",
 }
@@ -66,7 +77,8 @@ OPTION_NAMES = {"pretrained": "--from"}  # not what the field is called
 INTRODUCTION = """\
 Train a sentence (or image) classifier and write it as a checkpoint directory, all or nothing.
 
-The weights of the epoch with the best dev accuracy are kept; the test part is read once, at the end. An \
+The weights of the epoch with the best dev accuracy are kept (in training for substitutions, the best \
+certified one); the test part is read once, at the end. An \
 interrupted run continues when the same command is given again, and ends with the same weights.
 
 **Presets**: DATA-ARCHITECTURE, then any variants, as in `sst-small-3-gelu`; ReLU, LayerNorm without \
@@ -91,9 +103,12 @@ def run(json: bool, **values: object) -> None:
         print_json({**vars(summary), "out": str(summary.out)})
         return
     test = "" if summary.test_accuracy is None else f" test accuracy {summary.test_accuracy:.2%},"
+    certified = "" if summary.dev_certified is None else f" certified on dev {summary.dev_certified:.2%},"
+    if summary.test_certified is not None:
+        certified += f" on test {summary.test_certified:.2%},"
     typer.echo(
         f"{summary.out}: dev accuracy {summary.dev_accuracy:.2%} (epoch {summary.best_epoch}),{test}"
-        f" {summary.parameters:,} parameters, {summary.seconds:.0f} s"
+        f"{certified} {summary.parameters:,} parameters, {summary.seconds:.0f} s"
     )
 
 
@@ -107,7 +122,7 @@ def _train(settings: TrainSettings) -> TrainSummary:
             if now.dev_accuracy is not None:
                 typer.echo(
                     f"epoch {now.epoch}/{now.epochs}: loss {now.loss:.4f},"
-                    f" dev accuracy {now.dev_accuracy:.2%}, {now.seconds:.0f} s",
+                    f" {now.measure} {now.dev_accuracy:.2%}, {now.seconds:.0f} s",
                     err=True,
                 )
 

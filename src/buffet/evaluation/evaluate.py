@@ -19,7 +19,7 @@ from buffet.loading import ImageModel, Model, load_checkpoint
 from buffet.loading.directories import DEFAULT
 from buffet.methods import Method, method_named
 from buffet.query import checked_budget
-from buffet.words.reading import Synonyms
+from buffet.synonyms import Synonyms
 
 
 def evaluate(
@@ -32,6 +32,7 @@ def evaluate(
     norm: float | int | str = 2,
     words: str = "each",
     synonyms: Synonyms | str | Path | None = None,
+    most_synonyms: int | None = None,
     typos: int = 0,
     at_most: int | Sequence[int | None] | None = None,
     skip_unknown: bool = False,
@@ -58,6 +59,7 @@ def evaluate(
         norm: of the balls.
         words: each on its own, or all at once.
         synonyms: word → words it may be exchanged for, or a JSON file with that.
+        most_synonyms: of each word, only the first so many.
         typos: at most so many misspellings of every word.
         at_most: how many words are exchanged at once, None for all; several make a curve.
         skip_unknown: leave out what is not in the vocabulary.
@@ -84,7 +86,9 @@ def evaluate(
     if eps is not None and (at_most is not None or skip_unknown):
         raise BuffetError("evaluate: at_most and skip_unknown go with synonyms and typos")
     asked: Question = (
-        exchanges(synonyms, typos, at_most, skip_unknown) if eps is None else balls(eps, norm, words)
+        exchanges(synonyms, typos, at_most, skip_unknown, most_synonyms)
+        if eps is None
+        else balls(eps, norm, words)
     )
     effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
     loaded, source = classifier(model, tokenizer)

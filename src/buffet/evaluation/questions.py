@@ -21,10 +21,11 @@ from buffet.printing import listed, norm_name
 from buffet.regions import LpBall
 from buffet.regions.arguments import checked_norm
 from buffet.search.policy import POLICY
+from buffet.synonyms import Synonyms, checked_synonyms, read_synonyms
 from buffet.verdicts import Verdict
 from buffet.verification.verify import verify
-from buffet.words import NoSubstitutesError, Substitutions, read_synonyms, substitutions
-from buffet.words.reading import Reading, Synonyms, checked_synonyms
+from buffet.words import NoSubstitutesError, Substitutions, substitutions
+from buffet.words.reading import Reading
 
 LEAST_SECONDS = 1e-3
 """For levels that no time is left for: they are answered, by nothing proven."""
@@ -322,6 +323,7 @@ def exchanges(
     typos: int = 0,
     at_most: int | Sequence[int | None] | None = None,
     skip_unknown: bool = False,
+    most_synonyms: int | None = None,
 ) -> Exchanges:
     """Exchanges of some numbers of words, checked; None: all words at once."""
     numbers = list(at_most) if isinstance(at_most, Sequence) else [at_most]
@@ -330,9 +332,10 @@ def exchanges(
             raise BuffetError(f"at_most: got {number!r}; give numbers of words from 1, or None for all")
     if typos < 0:
         raise BuffetError(f"typos: got {typos}; give a number of misspellings per word, 0 or more")
-    table = read_synonyms(synonyms) if isinstance(synonyms, str | Path) else synonyms
-    if table is not None and table is synonyms:
-        table = checked_synonyms(table, "synonyms")
+    if isinstance(synonyms, str | Path):
+        table = read_synonyms(synonyms, most_synonyms)
+    else:
+        table = None if synonyms is None else checked_synonyms(synonyms, "synonyms", most_synonyms)
     if table is None and not typos:
         raise BuffetError("nothing may be exchanged: give synonyms, or a number of typos")
     levels = _rising("at_most", [math.inf if number is None else float(number) for number in numbers])

@@ -188,10 +188,16 @@ def _silence() -> Iterator[None]:
             os.close(nothing)
 
 
-def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:
+def word_level(
+    sentences: Iterable[str],
+    size: int,
+    min_count: int,
+    more: Callable[[Sequence[str]], Iterable[str]] = lambda words: (),
+) -> tokenizers.Tokenizer:
     """A lower-case word tokenizer: the `size` most frequent words that occur `min_count` times or more.
 
     `size` counts the special tokens. Ties are broken by spelling, so the same sentences give the same file.
+    If there is room left, what `more` says goes with these words is known too, where it is a single word.
     """
     normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Lowercase(), normalizers.Replace("’", "'")]
@@ -203,7 +209,11 @@ def word_level(sentences: Iterable[str], size: int, min_count: int) -> tokenizer
     for sentence in sentences:
         counts.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
     ranked = sorted((-count, word) for word, count in counts.items() if count >= min_count)
-    words = [word for _, word in ranked if word not in SPECIAL][: max(size - len(SPECIAL), 0)]
+    room = max(size - len(SPECIAL), 0)
+    words = [word for _, word in ranked if word not in SPECIAL][:room]
+    pieces = ((w, splitter.pre_tokenize_str(normalizer.normalize_str(w))) for w in more(words))
+    others = [found[0][0] for w, found in pieces if len(found) == 1 and w not in SPECIAL]
+    words = list(dict.fromkeys([*words, *others]))[:room]
     vocabulary = {word: index for index, word in enumerate((*SPECIAL, *words))}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import tokenizers
@@ -28,10 +28,18 @@ class Batch:
     labels: Int[Tensor, " samples"]
 
 
-def make_tokenizer(sentences: Iterable[str], settings: TrainSettings) -> Tokenizer:
-    """A tokenizer for these sentences; the same sentences give the same one."""
-    make = {"word": word_level, "wordpiece": word_pieces}[settings.tokenizer]
-    return Tokenizer.of(make(sentences, settings.vocabulary, settings.min_count))
+def make_tokenizer(
+    sentences: Iterable[str],
+    settings: TrainSettings,
+    more: Callable[[Sequence[str]], Iterable[str]] = lambda words: (),
+) -> Tokenizer:
+    """A tokenizer for these sentences; the same sentences give the same one.
+
+    Whole words are joined by what `more` says goes with them.
+    """
+    if settings.tokenizer == "word":
+        return Tokenizer.of(word_level(sentences, settings.vocabulary, settings.min_count, more))
+    return Tokenizer.of(word_pieces(sentences, settings.vocabulary, settings.min_count))
 
 
 def word_pieces(sentences: Iterable[str], size: int, min_count: int) -> tokenizers.Tokenizer:
@@ -71,6 +79,15 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, limit: int) -> lis
     )
     rows = (e.ids if len(e.ids) <= limit else [*e.ids[: limit - 1], e.ids[-1]] for e in encoded)
     return [(ids, example.label) for ids, example in zip(rows, examples, strict=True)]
+
+
+def count_tokens(sentences: Sequence[str], tokenizer: Tokenizer) -> Int[Tensor, " vocabulary"]:
+    """How often every token occurs."""
+    raws = guarded(
+        lambda: tokenizer.inner.encode_batch(sentences), "the tokenizer cannot take the sentences of the data"
+    )
+    ids = torch.tensor([index for raw in raws for index in raw.ids], dtype=torch.long)
+    return torch.bincount(ids, minlength=tokenizer.size)
 
 
 def make_batches(

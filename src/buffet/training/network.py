@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -22,6 +23,8 @@ from buffet.training.settings import TrainSettings
 
 class Trainable:
     """A classifier whose weights can still change."""
+
+    measure = "dev accuracy"  # what `score` is called
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -41,6 +44,10 @@ class Trainable:
         """The rows of a batch as the program reads them."""
         return batch.inputs
 
+    def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
+        """A batch with some of its inputs replaced."""
+        return batch
+
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:
         """The rows of a batch behind the regularisers."""
         raise NotImplementedError
@@ -54,7 +61,15 @@ class Trainable:
         x = x.detach().requires_grad_()
         return torch.autograd.grad(cross_entropy(self.program.evaluate(x, batch.mask), batch.labels), x)[0]
 
-    def loss(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Float[Tensor, ""]:
+    def loss(
+        self, batch: Batch, settings: TrainSettings, generator: torch.Generator, done: float
+    ) -> Float[Tensor, ""]:
+        """What a step makes smaller; `done` is the share of the steps that are behind it."""
+        return self.plain_loss(self.thinned(batch, settings, generator), settings, generator)
+
+    def plain_loss(
+        self, batch: Batch, settings: TrainSettings, generator: torch.Generator
+    ) -> Float[Tensor, ""]:
         """The cross-entropy of a batch whose input rows went through the regularisers."""
         x = self.noisy_rows(batch, settings, generator)
         if settings.adversarial:
@@ -69,12 +84,26 @@ class Trainable:
         )
         return right / sum(len(b.labels) for b in batches)
 
+    def score(self, batches: Sequence[Batch]) -> float:
+        """What epochs are compared by."""
+        return self.accuracy(batches)
+
 
 class Network(Trainable):
-    """A sentence classifier in training, and the tokenizer its rows belong to; its inputs are token ids."""
+    """A sentence classifier in training, and the tokenizer its rows belong to; its inputs are token ids.
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
+    `counts` says how often each of them occurs in the training sentences; settings may ask for it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        tokenizer: Tokenizer,
+        counts: Int[Tensor, " vocabulary"] | None = None,
+    ) -> None:
         super().__init__(config, tensors)
+        self.counts = counts
         self.tokenizer = tokenizer
         self.embeddings = Embeddings.of(self.tensors)
         self._program = build_program(config, self.tensors)
@@ -89,16 +118,25 @@ class Network(Trainable):
         return self.embeddings.rows(batch.inputs)
 
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:
-        """Some words are replaced by [UNK], and some numbers of the rows by 0."""
-        ids = batch.inputs
-        if settings.word_dropout and self.tokenizer.unknown_id is not None:
-            drop = torch.rand(ids.shape, generator=generator) < settings.word_dropout
-            ids = torch.where(self.words[ids] & drop, self.tokenizer.unknown_id, ids)
-        x = self.embeddings.rows(ids)
+        """Some numbers of the rows are replaced by 0."""
+        x = self.embeddings.rows(batch.inputs)
         if settings.embedding_dropout:
             keep = 1 - settings.embedding_dropout
             x = x * (torch.rand(x.shape, generator=generator) < keep) / keep
         return x
+
+    def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
+        """Some words replaced by [UNK]."""
+        if not (settings.word_dropout or settings.rare_dropout) or self.tokenizer.unknown_id is None:
+            return batch
+        ids = batch.inputs
+        share: Tensor | float = settings.word_dropout
+        if settings.rare_dropout:
+            assert self.counts is not None
+            often = self.counts[ids]
+            share = share + (1 - share) * settings.rare_dropout / (settings.rare_dropout + often)
+        drop = torch.rand(ids.shape, generator=generator) < share
+        return replace(batch, inputs=torch.where(self.words[ids] & drop, self.tokenizer.unknown_id, ids))
 
     def worst_move(
         self, x: Float[Tensor, "sentences tokens width"], batch: Batch, size: float
@@ -139,6 +177,7 @@ def new_config(settings: TrainSettings, classes: int, vocab_size: int) -> ModelC
         "max_position_embeddings": settings.max_tokens,
         "type_vocab_size": 1,
         "pad_token_id": 0,
+        "head_act": None if settings.head == "dense" else "none",
     }
     return validated(ModelConfig, {**words, **architecture(settings, labels_of(classes))}, settings.data)
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Where the training stands; `dev_accuracy` is given at the end of an epoch only."""
+    """Where the training stands; `dev_accuracy` is given at the end of an epoch only.
+
+    In training for substitutions it is the certified one, as `measure` says.
+    """
 
     epoch: int  # from 1
     epochs: int
@@ -18,6 +21,7 @@ class TrainProgress:
     rate: float
     seconds: float  # of training so far, interruptions not counted
     dev_accuracy: float | None = None
+    measure: str = "dev accuracy"
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,11 @@ class TrainSummary:
     dev_accuracy: float
     test_accuracy: float | None  # None when the data has no labelled test part
     losses: tuple[float, ...]  # mean training loss of every epoch
-    dev_accuracies: tuple[float, ...]  # of every epoch
+    dev_accuracies: tuple[float, ...]  # of every epoch; certified ones, where epochs are compared by these
     best_epoch: int
     parameters: int
     rows: int
     seconds: float
     sha256: str
+    dev_certified: float | None = None  # right whatever is exchanged, by the bound of training
+    test_certified: float | None = None

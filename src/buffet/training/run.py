@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from buffet.data import Splits, read_data
 from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
+from buffet.synonyms import read_synonyms
 from buffet.system.parallel import threads
-from buffet.training.card import DataFacts, image_facts, model_card, sentence_facts
-from buffet.training.corpus import Sample, encode, make_batches, make_tokenizer
+from buffet.training.card import DataFacts, image_facts, model_card, sentence_facts, sha256_of
+from buffet.training.corpus import Sample, count_tokens, encode, make_batches, make_tokenizer
 from buffet.training.images import read_images
 from buffet.training.network import Network, Trainable, first_weights, new_config
 from buffet.training.presets import DIGITS
@@ -19,6 +21,7 @@ from buffet.training.pretrained import read_encoder
 from buffet.training.results import TrainProgress, TrainSummary
 from buffet.training.settings import TrainSettings
 from buffet.training.state import Position, Store
+from buffet.training.substitution import SubstitutionNetwork, with_substitutes
 from buffet.training.trainer import Trainer
 
 
@@ -51,9 +54,15 @@ def train(settings: TrainSettings, progress: Callable[[TrainProgress], None] | N
         if (snapshot := store.load()) is not None:
             trainer.restore(snapshot)
         end = trainer.fit(parts["train"], parts["dev"])
-        test = make_batches(parts["test"], settings.batch, network.pad)
-        test_accuracy = network.accuracy(test) if test else None
-    summary = _summary(settings, lesson, end, test_accuracy)
+        batches = {
+            name: make_batches(parts[name], settings.batch, network.pad)
+            for name in ("dev", "test")
+            if parts[name]
+        }
+        right = {name: network.accuracy(some) for name, some in batches.items()}
+        bounded = isinstance(network, SubstitutionNetwork)
+        certified = {name: network.score(some) for name, some in batches.items()} if bounded else {}
+    summary = _summary(settings, lesson, end, right, certified)
     texts = {
         "config.json": json.dumps(network.config.model_dump(), indent=2) + "\n",
         **lesson.files,
@@ -75,26 +84,42 @@ def _sentences(settings: TrainSettings) -> Lesson:
     limit = min(settings.max_tokens, network.config.max_position_embeddings)
     parts = {name: encode(getattr(data, name), network.tokenizer, limit) for name in ("train", "dev", "test")}
     files = {"tokenizer.json": network.tokenizer.inner.to_str(pretty=False) + "\n"}
-    return Lesson(network, parts, data.sha256, sentence_facts(settings, data), files)
+    words = "" if settings.synonyms is None else f" {sha256_of(settings.synonyms)}"
+    return Lesson(network, parts, data.sha256 + words, sentence_facts(settings, data), files)
 
 
 def start_network(settings: TrainSettings, data: Splits) -> Network:
     """The network before its first step: random, or a pretrained encoder with a fresh head."""
+    sentences = [example.sentence for example in data.train]
     if settings.pretrained is not None:
-        return read_encoder(settings.pretrained, settings, data.classes)
-    tokenizer = make_tokenizer((e.sentence for e in data.train), settings)
+        network = read_encoder(settings.pretrained, settings, data.classes)
+        network.counts = count_tokens(sentences, network.tokenizer)
+        return network
+    synonyms = None
+    if settings.synonyms is not None:
+        synonyms = read_synonyms(settings.synonyms, settings.most_synonyms)
+    tokenizer = make_tokenizer(sentences, settings, partial(with_substitutes, synonyms=synonyms or {}))
     config = new_config(settings, data.classes, tokenizer.size)
-    return Network(config, first_weights(config, settings), tokenizer)
+    weights, counts = first_weights(config, settings), count_tokens(sentences, tokenizer)
+    if synonyms is None:
+        return Network(config, weights, tokenizer, counts)
+    return SubstitutionNetwork(config, weights, tokenizer, counts, synonyms)
 
 
 def _summary(
-    settings: TrainSettings, lesson: Lesson, end: Position, test_accuracy: float | None
+    settings: TrainSettings,
+    lesson: Lesson,
+    end: Position,
+    right: Mapping[str, float],
+    certified: Mapping[str, float],
 ) -> TrainSummary:
     return TrainSummary(
+        dev_accuracy=right["dev"],
+        test_accuracy=right.get("test"),
+        dev_certified=certified.get("dev"),
+        test_certified=certified.get("test"),
         out=settings.out,
         preset=settings.preset,
-        dev_accuracy=max(end.accuracies),
-        test_accuracy=test_accuracy,
         losses=end.losses,
         dev_accuracies=end.accuracies,
         best_epoch=end.best_epoch,

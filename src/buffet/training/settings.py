@@ -19,7 +19,19 @@ Positive = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6)]
 
 # Where things are and what happens to files: the result does not depend on these.
-HOUSEKEEPING = frozenset({"data", "out", "overwrite", "restart", "save_minutes"})
+HOUSEKEEPING = frozenset({"data", "synonyms", "out", "overwrite", "restart", "save_minutes"})
+# What certified training for substitutions is able to bound.
+SUBSTITUTION = {
+    "layers": 1,
+    "activation": "relu",
+    "layer_norm": "no_var",
+    "norm_position": "post",
+    "pooling": "cls",
+    "head": "none",
+    "tokenizer": "word",
+    "pretrained": None,
+    "adversarial": 0.0,
+}
 # What a pretrained encoder brings with it.
 ARCHITECTURE = frozenset(
     {"layers", "heads", "width", "inner", "activation", "layer_norm", "norm_position"}
@@ -57,6 +69,7 @@ class TrainSettings(BaseModel):
     layer_norm: Literal["standard", "no_var"] = "no_var"  # without variance it is linear: tighter bounds
     norm_position: Literal["post", "pre"] = "post"
     pooling: Literal["cls", "mean"] = "cls"
+    head: Literal["dense", "none"] = "dense"  # the tanh layer of BERT between pooling and classifier
     max_tokens: Annotated[int, Field(ge=3, le=100_000)] = 64  # the longest SST-2 sentence has 56 words
     patch: Count = 2  # side of the patches that an image is cut into
 
@@ -77,7 +90,15 @@ class TrainSettings(BaseModel):
     embedding_scale: Positive = 0.1  # standard deviation at the start; without variance the scale stays
     embedding_dropout: Fraction = 0.4  # the embeddings hold most parameters, so they overfit first
     word_dropout: Fraction = 0.2  # words replaced by [UNK]: trains that row and spreads the evidence
+    rare_dropout: NonNegative = 0.0  # a word seen n times is replaced with probability r / (r + n), too
     adversarial: NonNegative = 0.0  # L2 size of a move of the most sensitive word, along the gradient
+
+    synonyms: Path | None = None  # of words that may be exchanged: train for that
+    most_synonyms: Count | None = None  # only the first so many of each word
+    worst_case: Fraction = 0.0  # share of the loss that is that of the worst substitutes
+    ramp: Annotated[float, Field(gt=0, le=1)] = 0.4  # of the steps, in which that loss grows to its share
+    exchanged: Fraction = 0.0  # words replaced by substitutes at random: rows that no sentence has learn too
+    closeness: NonNegative = 0.0  # weight in the loss of the squared distances between a word's choices
 
     @model_validator(mode="before")
     @classmethod
@@ -103,6 +124,20 @@ class TrainSettings(BaseModel):
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
         return self
 
+    @model_validator(mode="after")
+    def _bounded(self) -> TrainSettings:
+        if self.synonyms is None:
+            if self.worst_case or self.exchanged or self.closeness or self.most_synonyms:
+                raise ValueError("training for substitutions needs the words: give --synonyms FILE")
+            return self
+        for name, wanted in SUBSTITUTION.items():
+            if (found := getattr(self, name)) != wanted:
+                raise ValueError(
+                    f"{name} is {found}: training for substitutions is for encoders of one layer that it can"
+                    f" bound, with {name} {wanted}: see the variant substitutions"
+                )
+        return self
+
     @classmethod
     def of(cls, **values: object) -> TrainSettings:
         """Settings from loose values, None meaning not given; what is wrong is said in one `BuffetError`."""
@@ -125,6 +160,7 @@ class TrainSettings(BaseModel):
         words = ["buffet", "train", *([] if self.preset == DEFAULT else [self.preset])]
         words += [] if self.data == DIGITS else ["--data", data]
         words += ["--out", self.out.name]
+        words += [] if self.synonyms is None else ["--synonyms", self.synonyms.name]
         if self.pretrained is not None:
             words += ["--from", self.pretrained.resolve().name]
         usual = {name: field.default for name, field in type(self).model_fields.items()}

@@ -56,7 +56,7 @@ class Trainer:
                 self.generator.set_state(now)
             for batch in batches[self.at.batch :]:
                 self.take_step(batch)
-            self.end_epoch(self.network.accuracy(dev), len(batches))
+            self.end_epoch(self.network.score(dev), len(batches))
         for name, tensor in self.network.tensors.items():
             tensor.data.copy_(self.best[name])
         return self.at
@@ -72,7 +72,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate
         self.optimiser.zero_grad()
-        loss = self.network.loss(batch, self.settings, self.generator)
+        loss = self.network.loss(batch, self.settings, self.generator, self.at.step / self.steps)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.tensors.values(), self.settings.clip)
         self.optimiser.step()
@@ -117,7 +117,17 @@ class Trainer:
         self.tick()
         at, epochs = self.at, self.settings.epochs
         self.progress(
-            TrainProgress(at.epoch, epochs, at.step, self.steps, loss, self.rate, at.seconds, dev_accuracy)
+            TrainProgress(
+                at.epoch,
+                epochs,
+                at.step,
+                self.steps,
+                loss,
+                self.rate,
+                at.seconds,
+                dev_accuracy,
+                self.network.measure,
+            )
         )
 
     def tick(self) -> None:

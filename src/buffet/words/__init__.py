@@ -4,8 +4,9 @@
 exchanged, and `answer` proves them, or finds the sentence that flips the answer.
 """
 
+from buffet.synonyms import read_synonyms
 from buffet.words.answer import Answer, Flip
-from buffet.words.reading import LeftOut, Substitute, Word, read_synonyms
+from buffet.words.reading import LeftOut, Substitute, Word
 from buffet.words.sets import NoSubstitutesError, Shape, Substitutions, substitutions
 
 __all__ = [

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from buffet.errors import BuffetError, one_line, show
+from buffet.errors import BuffetError, one_line
 from buffet.loading import Encoding, Model
 from buffet.loading.tokenizer import Span, guarded
+from buffet.synonyms import Synonyms
 from buffet.words.typos import typos
 
-Synonyms = Mapping[str, Sequence[str]]
 Ids = tuple[int, ...]
 
 
@@ -156,31 +154,3 @@ def offers(
         }
 
     return of
-
-
-def read_synonyms(path: str | Path) -> dict[str, list[str]]:
-    """A file of synonyms: one JSON object, word → list of words."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise BuffetError(f"{path}: not a JSON file: {one_line(error)}") from None
-    return checked_synonyms(content, str(path))
-
-
-def checked_synonyms(content: object, where: str) -> dict[str, list[str]]:
-    """A table word → list of words, with its words in lower case."""
-    if not isinstance(content, Mapping):
-        raise BuffetError(f'{where}: expected one object, such as {{"good": ["fine", "great"]}}')
-    found: dict[str, list[str]] = {}
-    for word, some in content.items():
-        if not isinstance(word, str) or not _are_words(some):
-            raise BuffetError(f"{where}: {show(word)} has {show(some)}; expected a list of words")
-        found.setdefault(word.lower(), []).extend(some)
-    return found
-
-
-def _are_words(some: object) -> bool:
-    listed = isinstance(some, Iterable) and not isinstance(some, str | Mapping)
-    return listed and all(isinstance(text, str) and text.strip() for text in some)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ region of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -25,15 +25,13 @@ from buffet.methods import Method
 from buffet.printing import listed, plural
 from buffet.regions import CandidateSet
 from buffet.regions.combinations import Combinations
+from buffet.synonyms import Synonyms, checked_synonyms, read_synonyms
 from buffet.words.answer import Answer, answered, answered_each
 from buffet.words.reading import (
     LeftOut,
     Reading,
-    Synonyms,
     Word,
-    checked_synonyms,
     offers,
-    read_synonyms,
     substitutes_of,
 )
 
@@ -250,6 +248,7 @@ def substitutions(
     text: str,
     *,
     synonyms: Synonyms | str | Path | None = None,
+    most: int | None = None,
     swap: Synonyms | None = None,
     typos: int = 0,
     at_most: int | None = None,
@@ -263,6 +262,7 @@ def substitutions(
         model: a loaded model that reads texts.
         text: the sentence.
         synonyms: word → words it may be exchanged for, or a JSON file with that.
+        most: only the first so many synonyms of every word (default: all).
         swap: the same, of words of this text: one that it does not have is an error.
         typos: at most so many misspellings of every word, chosen by the `seed`.
         at_most: how many words may be exchanged at once (default: all).
@@ -286,8 +286,11 @@ def substitutions(
         raise BuffetError(f"typos is {typos}: give a number of misspellings per word, 0 or more")
     reading = Reading.of(model, text, pair)
     words = reading.words()
-    table = read_synonyms(synonyms) if isinstance(synonyms, str | Path) else synonyms
-    table = checked_synonyms(table, "synonyms") if isinstance(table, Mapping) else None
+    table = None
+    if isinstance(synonyms, str | Path):
+        table = read_synonyms(synonyms, most)
+    elif synonyms is not None:
+        table = checked_synonyms(synonyms, "synonyms", most)
     offered = offers(words, table, swap and checked_synonyms(swap, "swap"), typos, seed)
     left_out: list[LeftOut] = []
     found: list[Word] = []
