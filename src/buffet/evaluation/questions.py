@@ -332,10 +332,11 @@ def exchanges(
             raise BuffetError(f"at_most: got {number!r}; give numbers of words from 1, or None for all")
     if typos < 0:
         raise BuffetError(f"typos: got {typos}; give a number of misspellings per word, 0 or more")
+    table: Mapping[str, Sequence[str]] | None = None
     if isinstance(synonyms, str | Path):
         table = read_synonyms(synonyms, most_synonyms)
-    else:
-        table = None if synonyms is None else checked_synonyms(synonyms, "synonyms", most_synonyms)
+    elif synonyms is not None:
+        table = checked_synonyms(synonyms, "synonyms", most_synonyms)
     if table is None and not typos:
         raise BuffetError("nothing may be exchanged: give synonyms, or a number of typos")
     levels = _rising("at_most", [math.inf if number is None else float(number) for number in numbers])
