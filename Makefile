@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SENTENCE ?= A gripping and moving film.
+SENTENCE ?= a gripping , moving film
+SWAPS ?= gripping=captivating,engrossing,absorbing moving=touching,stirring film=movie,picture,drama
 BENCH ?=
 
 .PHONY: install demo test portable lint format docs bench soundness fuzz clean
@@ -18,8 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	@mkdir -p out
-	@$(BIN)/buffet certify "$(SENTENCE)" --budget 40 --html out/demo.html
-	@echo "Open out/demo.html in a browser."
+	@$(BIN)/buffet certify "$(SENTENCE)" $(SWAPS:%=--swap %) --html out/words.html || test $$? = 1
+	@$(BIN)/buffet certify "$(SENTENCE)" --budget 40 --html out/ball.html || test $$? = 1
+	@echo "Open out/words.html and out/ball.html in a browser."
 
 # One thread per worker: the tensors of the tests are small, and workers must not fight over the cores.
 test: install

@@ -12,7 +12,7 @@ from buffet.evaluation import Evaluation, Exchanges, SentenceRow
 from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.experiments.rows import Row
 from buffet.report import CertifyReport, ModelInfo, Picture, Query, TaskResult, Token, Versions, together
-from buffet.report.words import FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.report.words import FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
 """A sentence that a careless page would run."""
@@ -137,6 +137,19 @@ def swaps(**changes: object) -> WordsReport:
 FLIPPED = swaps(
     verdict="falsified",
     margin=None,
+    at_most=2,
+    fewer=(
+        FewerWords(
+            at_most=1,
+            sentences=12,
+            shapes=1,
+            verdict="certified",
+            margin=0.5,
+            flip=None,
+            unknown=0,
+            seconds=1.0,
+        ),
+    ),
     flip=FlippedSentence(
         sentence="a <script>alert(1)</script> dull", changes=(("film", "dull"),), answer=0, margin=-1.5
     ),
