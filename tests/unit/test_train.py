@@ -106,7 +106,7 @@ def test_adversarial_moves_one_word_per_sentence_and_raises_the_loss(data: Path)
     )
     assert after > before
     generator = torch.Generator()
-    harder = network.loss(batch, settings.model_copy(update={"adversarial": 0.01}), generator)
+    harder = network.loss(batch, settings.model_copy(update={"adversarial": 0.01}), generator, 0.0)
     assert harder.item() == pytest.approx(after.item(), rel=1e-5)
 
 

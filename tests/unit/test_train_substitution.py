@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_train import tiny, write_data
 
 import buffet
@@ -184,8 +185,12 @@ def test_what_cannot_be_bounded_is_refused(data: Path, changes: dict[str, object
 
 
 def test_augmentation_alone_needs_no_bound(data: Path) -> None:
-    summary = train(settings(data, epochs=2, worst_case=0.0))
+    summary = train(settings(data, epochs=2, worst_case=0.0, half_words=True))
     assert summary.dev_certified is not None
+    words = buffet.load(summary.out).embeddings.words
+    assert torch.equal(words, words.half().float())
+    stored = load_file(summary.out / "model.safetensors")
+    assert stored["bert.embeddings.word_embeddings.weight"].dtype == torch.float16
 
 
 def test_only_the_first_synonyms(tmp_path: Path) -> None:

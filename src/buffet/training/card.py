@@ -107,11 +107,12 @@ def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) 
     else:
         kind, reads = "", f"`{c.pooling}` pooling, at most {c.max_position_embeddings} tokens"
         words = _vocabulary(settings, config)
+    kinds = "float32, word embeddings float16" if settings.half_words else "float32"
     return {
         "architecture": f"{kind}{c.num_hidden_layers} layers, width {c.hidden_size}, {c.num_attention_heads} "
         f"heads, FFN {c.intermediate_size}, {c.hidden_act}, LayerNorm `{c.layer_norm}` "
         f"({c.norm_position}-norm), {reads}",
-        "parameters": f"{summary.parameters:,} (float32)",
+        "parameters": f"{summary.parameters:,} ({kinds})",
         **words,
     }
 

@@ -19,8 +19,10 @@ from torch import Tensor
 from buffet.loading.config import ModelConfig
 
 LAYER = "bert.encoder.layer.0"
-ROUNDS = 3
-"""Of the search for the worst weights; the bound is sound after any number."""
+ROUNDS = 20
+"""Most of the search for the worst weights, which hardly ever takes more than five."""
+ROUNDING = 1e-6
+"""Relative to the sizes of a sum: differences that are called none. Training proves nothing, `verify` does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +145,23 @@ def _least_mean(
     """A lower bound of ``Σ_j e_j v_j / Σ_j e_j`` over all ``low ≤ e ≤ high``.
 
     At the minimum m, e is as large as it can be where ``v < m`` and as small as it can be elsewhere. From any
-    mean t that is attained, choosing so for t gives a smaller one, and soon the least. What may be missing is
-    bounded: ``m ≥ t + min_e Σ e (v − t) / Σ low``, as ``Σ e (v − t) = (m − t) Σ e`` where m is attained.
+    mean t that is attained, choosing so for t gives a smaller one, and after a few rounds the same. Where the
+    rounds are over before that, what may be missing is bounded: ``m ≥ t + min_e Σ e (v − t) / Σ low``, as
+    ``Σ e (v − t) = (m − t) Σ e`` where m is attained.
     """
     with torch.no_grad():
-        mean = (low * values).sum(1) / low.sum(1)
+        mean = (high * values).sum(1) / high.sum(1)
+        up = values < mean[:, None]
         for _ in range(ROUNDS):
-            weights = torch.where(values < mean[:, None], high, low)
+            weights = torch.where(up, high, low)
             mean = (weights * values).sum(1) / weights.sum(1)
+            before, up = up, values < mean[:, None]
+            if bool((done := (up == before).all(1)).all()):
+                break
+    weights = torch.where(before, high, low)
     mean = (weights * values).sum(1) / weights.sum(1)
     with torch.no_grad():
         apart = values - mean[:, None]
-        missing = torch.where(apart < 0, high * apart, low * apart).sum(1) / low.sum(1)
-    return mean + missing.clamp_max(0)
+        missing = torch.where(apart < 0, high * apart, low * apart).sum(1)
+        done = done | (missing >= -ROUNDING * (weights * apart.abs()).sum(1))
+    return mean + torch.where(done, 0.0, missing / low.sum(1))
