@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from test_train import tiny, write_data
 
 import buffet
 from buffet.errors import BuffetError
+from buffet.loading.directories import MODELS
 from buffet.synonyms import checked_synonyms, read_synonyms
 from buffet.training import TrainProgress, TrainSettings, train
 from buffet.training.corpus import Batch, make_tokenizer
@@ -37,7 +38,12 @@ def data(tmp_path: Path) -> Path:
 def settings(data: Path, out: str = "out", **changes: object) -> TrainSettings:
     file = data.parent / "synonyms.json"
     file.write_text(json.dumps(SYNONYMS))
-    values = {"preset": "sst-narrow-1-substitutions", "synonyms": file, "rate": 0.02, "patience": 9}
+    values: dict[str, object] = {
+        "preset": "sst-narrow-1-substitutions",
+        "synonyms": file,
+        "rate": 0.02,
+        "rare_dropout": 0.5,
+    }
     return tiny(data, out, **{**values, **changes})
 
 
@@ -82,12 +88,12 @@ def test_no_sentence_goes_below_the_bound(data: Path, classes: int, scale: float
             own = model.choices.own
             for row in range(3):
                 options = [sorted(set(own[i].tolist())) for i in given.inputs[row].tolist()]
-                for choice in product(*options):
-                    inputs = given.inputs.clone()
-                    inputs[row] = torch.tensor(choice)
-                    attained = margins(model, Batch(inputs, given.mask, given.labels))[row]
-                    slack = 1e-4 * (1 + attained.abs() + bound[row].abs())
-                    assert not bool((attained < bound[row] - slack).any())
+                inputs = torch.tensor(list(product(*options)))
+                count = len(inputs)
+                every = Batch(inputs, given.mask[row].expand(count, -1), given.labels[row].expand(count))
+                attained = margins(model, every)
+                slack = 1e-4 * (1 + attained.abs() + bound[row].abs())
+                assert not bool((attained < bound[row] - slack).any())
 
 
 def test_the_bound_is_the_margin_where_nothing_can_be_exchanged(data: Path) -> None:
@@ -129,21 +135,21 @@ class StopError(Exception):
 
 
 def test_what_it_writes_is_proven_and_an_interrupted_run_ends_the_same(data: Path) -> None:
-    asked = settings(data, epochs=5, save_minutes=0.0)
+    asked = settings(data, epochs=5)
     summary = train(asked)
     assert summary.dev_certified == max(summary.dev_accuracies) > 0.9
     assert summary.dev_accuracy >= summary.dev_certified
 
     def stop(now: TrainProgress) -> None:
         assert now.measure == "certified dev accuracy"
-        if now.epoch == 3:
+        if now.epoch == 2:
             raise StopError
 
     other = settings(data, "other", epochs=5, save_minutes=0.0)
     with pytest.raises(StopError):
         train(other, stop)
     assert resume_file(other.out).exists()
-    assert train(other).sha256 == summary.sha256
+    assert train(other.model_copy(update={"save_minutes": 5.0})).sha256 == summary.sha256
 
     card = (summary.out / "README.md").read_text()
     assert "certified accuracy (dev)" in card
@@ -185,12 +191,8 @@ def test_what_cannot_be_bounded_is_refused(data: Path, changes: dict[str, object
 
 
 def test_augmentation_alone_needs_no_bound(data: Path) -> None:
-    summary = train(settings(data, epochs=2, worst_case=0.0, half_words=True))
+    summary = train(settings(data, epochs=2, worst_case=0.0))
     assert summary.dev_certified is not None
-    words = buffet.load(summary.out).embeddings.words
-    assert torch.equal(words, words.half().float())
-    stored = load_file(summary.out / "model.safetensors")
-    assert stored["bert.embeddings.word_embeddings.weight"].dtype == torch.float16
 
 
 def test_only_the_first_synonyms(tmp_path: Path) -> None:
@@ -199,3 +201,21 @@ def test_only_the_first_synonyms(tmp_path: Path) -> None:
     assert read_synonyms(path, 1)["film"] == ["movie"]
     with pytest.raises(BuffetError, match="1 or more"):
         checked_synonyms(SYNONYMS, "synonyms", 0)
+
+
+def test_the_shipped_model_is_what_its_card_says() -> None:
+    asked = TrainSettings.of(
+        preset="sst-narrow-1-substitutions",
+        data="sst2",
+        synonyms="counterfitted_neighbors.json",
+        most_synonyms=8,
+        out="sst2-substitutions",
+    )
+    home = MODELS / "sst2-substitutions"
+    assert f"    {asked.command()}\n" in (home / "README.md").read_text()
+    digest = hashlib.sha256((home / "model.safetensors").read_bytes()).hexdigest()
+    assert digest in (home / "README.md").read_text()
+    swap = {"gripping": ["captivating", "exciting"], "film": ["movie", "cinema"]}
+    found = buffet.substitutions(buffet.load("sst2-substitutions"), "a gripping film", swap=swap)
+    assert found.count == 9
+    assert found.verify().verdict == "certified"

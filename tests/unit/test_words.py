@@ -290,6 +290,10 @@ def test_certify_with_a_file_and_typos(run: Run, tiny: Path, tmp_path: Path) -> 
     assert "Can exchanging words change" in page.read_text()
     assert "story, heart" in outcome.out
     assert "at most 1 of" in outcome.out
+    outcome = certify(run, tiny, "--synonyms", str(path), "--most-synonyms", "1", "--json")
+    report = WordsReport.model_validate_json(outcome.out)
+    assert [[s.text for s in word.substitutes] for word in report.words if word.substitutes] == [["story"]]
+    assert "--most-synonyms 1" in report.command
 
 
 @pytest.mark.parametrize(
@@ -300,6 +304,7 @@ def test_certify_with_a_file_and_typos(run: Run, tiny: Path, tmp_path: Path) -> 
         (("--swap", "good=great", "--eps", "1"), "--eps"),
         (("--swap", "good=great", "--at-most", "0"), "at_most is 0"),
         (("--at-most", "1"), "--at-most"),
+        (("--most-synonyms", "1"), "is about --synonyms"),
         (("--pair", "a film"), "token types"),
     ],
 )

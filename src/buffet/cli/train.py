@@ -57,7 +57,6 @@ HELP = {
     "gain": "Size of the first matrices, as a multiple of Glorot's.",
     "clip": "Largest norm of a gradient.",
     "embedding_scale": "Standard deviation of the first embeddings.",
-    "half_words": "Round word embeddings to float16 in the end, and store them so: half the size.",
     "embedding_dropout": "Share of embedding coordinates dropped in training.",
     "head": "A dense layer with tanh between what is pooled and the classifier, or none.",
     "synonyms": "Train for word substitutions: a JSON file, word → list of words. Goes with the variant"

@@ -107,12 +107,11 @@ def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) 
     else:
         kind, reads = "", f"`{c.pooling}` pooling, at most {c.max_position_embeddings} tokens"
         words = _vocabulary(settings, config)
-    kinds = "float32, word embeddings float16" if settings.half_words else "float32"
     return {
         "architecture": f"{kind}{c.num_hidden_layers} layers, width {c.hidden_size}, {c.num_attention_heads} "
         f"heads, FFN {c.intermediate_size}, {c.hidden_act}, LayerNorm `{c.layer_norm}` "
         f"({c.norm_position}-norm), {reads}",
-        "parameters": f"{summary.parameters:,} ({kinds})",
+        "parameters": f"{summary.parameters:,} (float32)",
         **words,
     }
 
@@ -138,7 +137,7 @@ def _outcome(settings: TrainSettings, summary: TrainSummary) -> dict[str, str]:
         test = f"{summary.test_accuracy:.2%} (the chosen epoch; took no part in any choice)"
     certified = {
         f"certified accuracy ({name})": f"{_down(value)}: right, whatever words are exchanged at once; by the"
-        " bound of training, of which `buffet` proves more"
+        " bound of training"
         for name, value in (("dev", summary.dev_certified), ("test", summary.test_certified))
         if value is not None
     }

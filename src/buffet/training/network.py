@@ -20,8 +20,6 @@ from buffet.network import Program
 from buffet.training.corpus import Batch
 from buffet.training.settings import TrainSettings
 
-WORDS = "bert.embeddings.word_embeddings.weight"
-
 
 class Trainable:
     """A classifier whose weights can still change."""
@@ -36,15 +34,6 @@ class Trainable:
     def program(self) -> Program:
         """The network, from rows to logits."""
         raise NotImplementedError
-
-    def stored(self, settings: TrainSettings) -> dict[str, Tensor]:
-        """The weights as they are written; if words are stored in half, they become what that holds."""
-        found = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        if settings.half_words and WORDS in found:
-            half = found[WORDS].to(torch.float16)
-            found[WORDS].copy_(half)
-            found[WORDS] = half
-        return found
 
     @property
     def pad(self) -> int:

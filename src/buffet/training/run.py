@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from torch import Tensor
-
 from buffet.data import Splits, read_data
 from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
 from buffet.synonyms import read_synonyms
@@ -47,7 +45,7 @@ def train(settings: TrainSettings, progress: Callable[[TrainProgress], None] | N
     check_target(settings.out, overwrite=settings.overwrite)
     lesson = _images(settings) if settings.data == DIGITS else _sentences(settings)
     network, parts = lesson.network, lesson.parts
-    identity = {**settings.recipe(), "data": lesson.data, "initial weights": _sha256(network.tensors)}
+    identity = {**settings.recipe(), "data": lesson.data, "initial weights": _sha256(network)}
     store = Store.beside(settings.out, identity)
     if settings.restart:
         store.discard()
@@ -56,7 +54,6 @@ def train(settings: TrainSettings, progress: Callable[[TrainProgress], None] | N
         if (snapshot := store.load()) is not None:
             trainer.restore(snapshot)
         end = trainer.fit(parts["train"], parts["dev"])
-        weights = network.stored(settings)
         batches = {
             name: make_batches(parts[name], settings.batch, network.pad)
             for name in ("dev", "test")
@@ -65,13 +62,13 @@ def train(settings: TrainSettings, progress: Callable[[TrainProgress], None] | N
         right = {name: network.accuracy(some) for name, some in batches.items()}
         bounded = isinstance(network, SubstitutionNetwork)
         certified = {name: network.score(some) for name, some in batches.items()} if bounded else {}
-    summary = _summary(settings, lesson, end, right, certified, _sha256(weights))
+    summary = _summary(settings, lesson, end, right, certified)
     texts = {
         "config.json": json.dumps(network.config.model_dump(), indent=2) + "\n",
         **lesson.files,
         "README.md": model_card(settings, network.config, lesson.facts, summary),
     }
-    write_checkpoint(settings.out, texts, weights, overwrite=settings.overwrite)
+    write_checkpoint(settings.out, texts, network.tensors, overwrite=settings.overwrite)
     store.discard()
     return summary
 
@@ -115,7 +112,6 @@ def _summary(
     end: Position,
     right: Mapping[str, float],
     certified: Mapping[str, float],
-    sha256: str,
 ) -> TrainSummary:
     return TrainSummary(
         dev_accuracy=right["dev"],
@@ -130,9 +126,9 @@ def _summary(
         parameters=sum(tensor.numel() for tensor in lesson.network.tensors.values()),
         rows=len(lesson.parts["train"]),
         seconds=end.seconds,
-        sha256=sha256,
+        sha256=_sha256(lesson.network),
     )
 
 
-def _sha256(tensors: Mapping[str, Tensor]) -> str:
-    return hashlib.sha256(serialise(tensors)).hexdigest()
+def _sha256(network: Trainable) -> str:
+    return hashlib.sha256(serialise(network.tensors)).hexdigest()

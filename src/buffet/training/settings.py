@@ -88,7 +88,6 @@ class TrainSettings(BaseModel):
     gain: Positive = 0.3
     clip: Positive = 1.0  # norm of the gradient; keeps a rare bad batch from undoing an epoch
     embedding_scale: Positive = 0.1  # standard deviation at the start; without variance the scale stays
-    half_words: bool = False  # their embeddings end as numbers of float16, and are stored as such
     embedding_dropout: Fraction = 0.4  # the embeddings hold most parameters, so they overfit first
     word_dropout: Fraction = 0.2  # words replaced by [UNK]: trains that row and spreads the evidence
     rare_dropout: NonNegative = 0.0  # a word seen n times is replaced with probability r / (r + n), too

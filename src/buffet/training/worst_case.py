@@ -22,7 +22,7 @@ LAYER = "bert.encoder.layer.0"
 ROUNDS = 20
 """Most of the search for the worst weights, which hardly ever takes more than five."""
 ROUNDING = 1e-6
-"""Relative to the sizes of a sum: differences that are called none. Training proves nothing, `verify` does."""
+"""Relative to the sizes of a sum: differences called none. Training proves nothing, `verify` does."""
 
 
 @dataclass(frozen=True, eq=False)
