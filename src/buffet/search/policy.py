@@ -104,6 +104,8 @@ class Policy:
     words_at_once: int = 25_000_000_000
     """Numbers that are multiplied to run all sentences of a set, or of a part of one, where that is done at
     once: a second or two, not much more than a quick bound takes."""
+    words_least: int = 600_000
+    """What a sentence counts for at least: in a small network, handling it takes longer than the products."""
     words_each: int = 8
     """The same for sets of no more than this many sentences per candidate, whatever it takes."""
     words_in_all: int = 200_000

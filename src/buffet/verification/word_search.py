@@ -49,7 +49,8 @@ class WordSearch:
         as when one word is exchanged at a time, running them is always cheaper.
         """
         count, candidates = part.count(), sum(map(len, part.allowed))
-        return count * self.sentences.work <= POLICY.words_at_once or count <= POLICY.words_each * candidates
+        work = count * max(self.sentences.work, POLICY.words_least)
+        return work <= POLICY.words_at_once or count <= POLICY.words_each * candidates
 
     @property
     def countable(self) -> bool:
