@@ -176,6 +176,8 @@ def _kind(annotation: Any) -> tuple[Any, str | None]:
         return str, "|".join(get_args(annotation))
     if get_origin(annotation) in (Union, UnionType):
         annotation = get_args(annotation)[0]
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     return annotation if annotation in (int, float, bool, Path) else str, None
 
 
