@@ -34,7 +34,7 @@ def agrees(model: OnnxModel, module: torch.nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         expected = torch.stack([module(one.reshape(x.shape)).flatten() for one in flat])
     torch.testing.assert_close(model.outputs_of(flat).float(), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(run_onnx(model, flat), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(run_onnx(model, flat).float(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model.flat_of(model.rows_of(flat)), flat)
 
 

@@ -296,7 +296,7 @@ class Failing(Inline):
     """A fleet that can do nothing."""
 
     def send(self, worker: str, job: Any) -> None:
-        self.news.append(Failed("no memory"))
+        self.news.append((worker, Failed("no memory")))
 
 
 def test_a_failure_ends_the_evaluation_with_its_reason(place: Workspace, tmp_path: Path) -> None:
