@@ -32,14 +32,13 @@ TINY = Scale(
     name="tiny",
     summary="as small as can be",
     subjects=(
-        Subject("sst-small-1", tasks=1, thorough=1, curves=1, margins=1, curve_steps=4),
-        Subject("yelp-small-1", tasks=1, thorough=0, curves=0),
+        Subject("sst-small-1", tasks=1, thorough=1, curves=1, margins=1, curve_steps=4, training=TRAINING),
+        Subject("yelp-small-1", tasks=1, thorough=0, curves=0, training=TRAINING),
     ),
     min_words=1,
     max_words=5,
     margin_steps=2,
     thorough=("backward",),
-    training=TRAINING,
 )
 
 

@@ -39,14 +39,11 @@ def claims_page(results: Results) -> str:
         "\n\n".join(
             [
                 "# The paper's claims",
-                f"What the BuFFeT paper says, and what came out here, at the scale "
-                f"*{results.records.run.scale}*, in "
-                f"{_norm(results)}, from the tasks that are done ([their tables and figures](index.md)). "
-                "The paper "
-                f"compares with CROWN-BaF as published, `{PUBLISHED}`. *Confirmed*: ours reaches the "
-                "number to within "
-                "a tenth (an accuracy: to within a point). *In part*: the direction is right, the size is "
-                "not.",
+                "What the BuFFeT paper says, and what came out here, at the scale "
+                f"*{results.records.run.scale}*, in {_norm(results)}, from the tasks that are done "
+                "([their tables and figures](index.md)). The paper compares with CROWN-BaF as published, "
+                f"`{PUBLISHED}`. *Confirmed*: ours reaches the number to within a tenth (an accuracy: to "
+                "within a point). *In part*: the direction is right, the size is not.",
                 progress(results),
                 table.markdown().rstrip("\n"),
                 *(["## Why", "\n".join(why)] if why else []),
@@ -67,8 +64,7 @@ def progress(results: Results) -> str:
         parts.append(f"{m.model} {done} (of {wanted})")
     return (
         "Tasks are done in a random order that is fixed, all models advancing alike, so those that are "
-        "done are a "
-        f"fair sample: {', '.join(parts)}."
+        f"done are a fair sample: {', '.join(parts)}."
     )
 
 
@@ -83,8 +79,7 @@ def _findings(results: Results) -> list[Finding]:
             paper.RULE_GAIN,
             "The rule as it is printed is a tie for every product, so that rounding chooses "
             "([Methods](../methods.md#crown-baf-as-published)); ours bounds the same expression as a "
-            "linear form "
-            "of the input, and the planes it takes then are not reliably better.",
+            "linear form of the input, and the planes it takes then are not reliably better.",
         ),
         _gain(
             results,
@@ -99,9 +94,8 @@ def _findings(results: Results) -> list[Finding]:
             "crown-baf+o",
             "tinybert",
             paper.TINYBERT_GAIN,
-            "Ours has TinyBERT's architecture and is trained from random weights: the paper's is distilled "
-            "from "
-            "BERT.",
+            "Ours has TinyBERT's architecture and is trained from random weights: the paper's is "
+            "distilled from BERT.",
         ),
         _depth(results),
         _time(results, "r-BuFFeT", "crown-baf+r", paper.RULE_TIME, ""),
@@ -111,8 +105,7 @@ def _findings(results: Results) -> list[Finding]:
             "crown-baf+o",
             paper.LEARNED_TIME,
             "Ours does not learn anew at every ε: ε follows the margin's zero while α are learned, and "
-            "what was "
-            "learned for one ε serves the next.",
+            "what was learned for one ε serves the next.",
         ),
         _learning(results),
         _together(results),

@@ -172,9 +172,8 @@ def _boxes(results: Results, data: str, title: str, models: Sequence[str], shown
         for value in results.ratios(model, method)
     ]
     caption = (
-        f"{title}: certified ε divided by that of {PUBLISHED}, task by task. Boxes are quartiles, whiskers "
-        "reach "
-        f"the extremes, points are tasks; 1 × is {PUBLISHED}."
+        f"{title}: certified ε divided by that of {PUBLISHED}, task by task. Boxes are quartiles, "
+        f"whiskers reach the extremes, points are tasks; 1 × is {PUBLISHED}."
     )
     return _drawn(f"boxes-{data}", caption, len(models), draw, csv_text(header, records), shown, (3.1, 3.4))
 
@@ -246,8 +245,7 @@ def _curves(results: Results, models: Sequence[str], shown: bool) -> Figure:
     )
     caption = (
         f"Lower bound of the margin while α are learned, at an ε {CURVE_SHARE:g} times what the method it "
-        "starts "
-        "from certifies, divided by the size of its margin there (dashed, −1): "
+        "starts from certifies, divided by the size of its margin there (dashed, −1): "
         + ", ".join(f"{method} from {against}" for method, against in CURVES.items())
         + f". Thin: one task each; thick: their median. Tasks: {counts}."
     )

@@ -41,11 +41,9 @@ def _introduction(results: Results) -> list[str]:
     norm = f"L{run.norm}".replace("inf", "∞")
     told = [
         f"Scale *{run.scale}*: {run.summary}. A task is one word of a test sentence the model answers "
-        "rightly, "
-        f"drawn at random; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
+        f"rightly, drawn at random; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
         f"{len(results.records.tasks):,} tasks were found, {failed} failed. Certified numbers are proven; "
-        "ratios "
-        f"are rounded down. [What the paper claims, and what came out](claims.md).",
+        "ratios are rounded down. [What the paper claims, and what came out](claims.md).",
         progress(results),
     ]
     if run.absent:

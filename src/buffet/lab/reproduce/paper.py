@@ -19,8 +19,7 @@ LEARNED_TIME = 33.0, 97.0
 
 YELP = (
     "The paper's Yelp is Yelp Polarity, whole reviews; ours is a set of sentences (Shen et al. 2017), "
-    "which are"
-    " easier to classify."
+    "which are easier to classify."
 )
 GAINS = (
     f"The paper: r-BuFFeT up to {RULE_GAIN:g} and o-BuFFeT up to {LEARNED_GAIN:g} at six layers, o-BuFFeT"

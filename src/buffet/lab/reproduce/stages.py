@@ -204,7 +204,7 @@ class Evaluation:
                     out=self.place.model(subject),
                     seed=self.scale.seed,
                     save_minutes=1.0,
-                    **self.scale.training,
+                    **subject.training,
                 )
             )
             for subject in missing

@@ -118,9 +118,7 @@ def _accuracy(results: Results) -> Table:
     return Table(
         name="accuracy",
         caption="The models: their size, the share of dev and test sentences they answer rightly and the "
-        "paper's "
-        "range of the latter, the minutes their training took and their digest. "
-        f"{paper.YELP}",
+        f"paper's range of the latter, the minutes their training took and their digest. {paper.YELP}",
         header=("model", "layers", "width", "parameters", "dev", "test", "paper", "minutes", "digest"),
         rows=tuple(
             (
@@ -167,8 +165,7 @@ def _gains(results: Results, data: str, title: str, models: Sequence[ModelRecord
     return _by_model(
         f"gains-{data}",
         f"{title}: mean ratio of the certified radius to that of {PUBLISHED} on the same tasks (in "
-        "brackets, how "
-        f"many, where it is not all). {paper.GAINS}",
+        f"brackets, how many, where it is not all). {paper.GAINS}",
         models,
         METHODS,
         cell,
@@ -194,8 +191,7 @@ def _times(results: Results, data: str, title: str, models: Sequence[ModelRecord
     return _by_model(
         f"times-{data}",
         f"{title}: time of a radius search, that of {PUBLISHED} in seconds per task (one thread, beside "
-        "other "
-        f"work), of the others the ratio Δ to it on the same tasks. {paper.TIMES}",
+        f"other work), of the others the ratio Δ to it on the same tasks. {paper.TIMES}",
         models,
         METHODS[1:],
         lambda model, method: ratio(results.time_ratio(model, method)),
@@ -222,8 +218,7 @@ def _radii(results: Results) -> Table:
     return Table(
         name="radii",
         caption=f"Certified radii: mean, median, worst and best ratio to those of {PUBLISHED} on the same "
-        "tasks, "
-        "and the mean share of the attacked radius, above which the answer is known to change.",
+        "tasks, and the mean share of the attacked radius, above which the answer is known to change.",
         header=("model", "method", "tasks", "mean ×", "median ×", "worst ×", "best ×", "of attacked"),
         rows=tuple(rows),
         labels=2,
@@ -242,8 +237,7 @@ def _margins(results: Results) -> Table:
     return Table(
         name="margins",
         caption=f"Average normalised margin: the lower bound of the margin divided by that of {OURS}, at ε "
-        "as "
-        f"a share of the radius that {OURS} certifies. Learning starts at α = 0, takes "
+        f"as a share of the radius that {OURS} certifies. Learning starts at α = 0, takes "
         f"{results.records.run.margin_steps} steps and does not stop at a proof.",
         header=("model", f"ε / {OURS}", "tasks", OURS, *AT_MARGINS),
         rows=tuple(rows),
