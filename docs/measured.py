@@ -20,7 +20,7 @@ from buffet.lab.reproduce.records import task_records
 from buffet.lab.reproduce.tables import MISSING, Table, ratio
 
 RESULTS = Path(__file__).parent / "results"
-ROWS, PAGE = RESULTS / "rows-methods.ndjson", RESULTS / "methods.md"
+ROWS, PAGE = RESULTS / "methods.ndjson", RESULTS / "methods.md"
 REFERENCE = "baseline"
 NORMS = {"1": "L1", "2": "L2", "inf": "L∞"}
 INTRODUCTION = """# Methods compared
@@ -29,8 +29,8 @@ Certified radii of one word each of test sentences of SST-2 (6 to 12 words, draw
 rightly), on models of width 128 that `buffet train` makes; `-usual` are trained with the usual weight
 decay, the others with a strong one. For every norm: the mean radius, as a multiple of `baseline`'s on
 the same tasks, in brackets the worst; and the mean share of the attacked radius, above which the answer
-is known to change. Time is that of all searches in a norm against `baseline`'s (one thread, beside other
-work; least and largest of the norms). Ratios are rounded down.
+is known to change. Time is the CPU time of all searches in a norm against `baseline`'s (least and
+largest of the norms). Ratios are rounded down.
 """
 REPEAT = """## To repeat this
 
@@ -40,7 +40,7 @@ python docs/measured.py sweep.ndjson
 ```
 
 The first needs the models and the data named in that file. Every number here is drawn from
-[rows-methods.ndjson](rows-methods.ndjson).
+[methods.ndjson](methods.ndjson).
 """
 Task = Mapping[str, Any]
 

@@ -52,7 +52,7 @@ class Row(StoredRow):
     verdict: Literal["certified", "falsified", "unknown"] | None
     margin: float | None  # proven at `certified`; with verify: at eps
     evaluations: int | None
-    seconds: float | None  # of the batch
+    seconds: float | None  # of the batch: of the processor, or of the wall where a device computes
     task_seconds: float | None  # this task's share of it
     attack_seconds: float | None  # of the batch, once for all methods
     batch: int  # tasks in the batch

@@ -51,7 +51,7 @@ class UnitAnswer:
     """The answers to all tasks of a unit, in their order."""
 
     tasks: tuple[TaskAnswer, ...]
-    seconds: float  # spent on proofs
+    seconds: float  # spent on proofs (`Place.clock`)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class Place:
 
     def model(self, source: ModelSource) -> Model:
         return _model(source, self.device)
+
+    def clock(self) -> float:
+        """Seconds of the processor, which other work hardly changes; of a device, those of the wall."""
+        return time.process_time() if self.device == "cpu" else time.perf_counter()
 
     def radii(self, setting: Setting, method: Method, attacked: Radii | None, **search: Any) -> Radius:
         """The certified radii of a setting, whose attacked ones are known if any are."""
@@ -91,10 +95,10 @@ class GroundJob:
     def run(self) -> Ground:
         setting, attacked, seconds, reference = self.setting, None, None, None
         if self.question.attack:
-            model, start = self.place.model(setting.model), time.perf_counter()
+            model, start = self.place.model(setting.model), self.place.clock()
             region = region_of(model, setting, setting.words)
             found = attacked_radius(model.program64, region, setting.label, AttackSettings(seed=setting.seed))
-            attacked, seconds = tuple(found.tolist()), time.perf_counter() - start
+            attacked, seconds = tuple(found.tolist()), self.place.clock() - start
         if self.question.reference is not None:
             certified = self.place.radii(setting, self.question.reference, attacked)
             reference = tuple(task.certified for task in certified.tasks)
@@ -110,19 +114,21 @@ class UnitJob:
     place: Place
 
     def run(self) -> UnitAnswer:
-        return self._radii() if self.unit.question.what == "radius" else self._verdicts()
+        self.place.model(self.unit.setting.model)  # is read once, for all units
+        start = self.place.clock()
+        answers = self._radii() if self.unit.question.what == "radius" else self._verdicts()
+        return UnitAnswer(answers, self.place.clock() - start)
 
-    def _radii(self) -> UnitAnswer:
+    def _radii(self) -> tuple[TaskAnswer, ...]:
         unit, asked = self.unit, self.unit.question
         search = {"search": asked.search, "tolerance": asked.tolerance}
         found = self.place.radii(unit.setting, unit.method, self.ground.attacked, **search)
-        tasks = tuple(
+        return tuple(
             TaskAnswer(t.certified, t.margin, t.evaluations, "certified" if t.certified > 0 else "unknown")
             for t in found.tasks
         )
-        return UnitAnswer(tasks, found.seconds)
 
-    def _verdicts(self) -> UnitAnswer:
+    def _verdicts(self) -> tuple[TaskAnswer, ...]:
         setting, tasks = self.unit.setting, self.unit.tasks
         sizes = [task.eps for task in tasks]
         if self.ground.reference is not None:
@@ -148,7 +154,7 @@ class UnitJob:
                 verdict = "falsified"
             certified = eps if verdict == "certified" else 0.0
             answers.append(TaskAnswer(certified, float(margins.min()), 1, verdict, eps))
-        return UnitAnswer(tuple(answers), found.seconds)
+        return tuple(answers)
 
 
 @lru_cache(maxsize=2)

@@ -76,7 +76,7 @@ class Answer(_Record):
     """What one method said of a task."""
 
     certified: float | None  # None: failed
-    seconds: float | None  # of the search, on one thread
+    seconds: float | None  # of the processor, for the search
 
 
 class TaskRecord(_Record):

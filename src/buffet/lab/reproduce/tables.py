@@ -190,8 +190,8 @@ def _times(results: Results, data: str, title: str, models: Sequence[ModelRecord
 
     return _by_model(
         f"times-{data}",
-        f"{title}: time of a radius search, that of {PUBLISHED} in seconds per task (one thread, beside "
-        f"other work), of the others the ratio Δ to it on the same tasks. {paper.TIMES}",
+        f"{title}: CPU time of a radius search, that of {PUBLISHED} in seconds per task, of the "
+        f"others the ratio Δ to it on the same tasks. {paper.TIMES}",
         models,
         METHODS[1:],
         lambda model, method: ratio(results.time_ratio(model, method)),
