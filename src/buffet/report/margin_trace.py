@@ -54,7 +54,7 @@ class MarginTrace:
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            raise BuffetError("drawing a trace needs matplotlib: pip install 'buffet[bench]'") from None
+            raise BuffetError("drawing a trace needs matplotlib: pip install 'buffet[plots]'") from None
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         axes.axhline(0, color="0.3", linewidth=1)

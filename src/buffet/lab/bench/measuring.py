@@ -24,7 +24,7 @@ from torch import Tensor
 
 from buffet.engine import Engine, bound_margins
 from buffet.lab.bench.cases import BenchCase, case_from
-from buffet.lab.bench.counting import Count, count
+from buffet.lab.bench.counting import count
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.regions import LpBall
@@ -81,11 +81,11 @@ class Setup:
     region: LpBall
     label: int
 
-    def run(self, engine: Engine | None = None) -> Tensor:
+    def run(self) -> Tensor:
         """One verification; learning methods take all their steps, proven or not."""
         method = self.case.chosen
         trace = None if method.optimise == "none" else (lambda tasks, step, margins: None)
-        return bound_margins(self.model, self.region, method, self.label, engine or Engine(), trace=trace)
+        return bound_margins(self.model, self.region, method, self.label, Engine(), trace=trace)
 
 
 def bench_config(case: BenchCase) -> ModelConfig:
@@ -111,7 +111,7 @@ def prepare(case: BenchCase, device: torch.device) -> Setup:
     return Setup(case, model, LpBall(x, [[w] for w in range(case.words)], 2, case.eps), label)
 
 
-def measure(case: BenchCase, device: str = "cpu", *, counted: bool = True) -> Measurement:
+def measure(case: BenchCase, device: str = "cpu") -> Measurement:
     """Measure a case, single-threaded and warm. The matrix products are counted in a run of their own."""
     torch.set_num_threads(1)
     place = device_named(device)
@@ -120,7 +120,7 @@ def measure(case: BenchCase, device: str = "cpu", *, counted: bool = True) -> Me
     before = peak_megabytes(place)
     first, margins = timed(setup.run, place, unit)
     grown = peak_megabytes(place) - before
-    counts = count(setup.run) if counted else Count(0, 0, 0, 0)
+    counts = count(setup.run)
     # What takes long is warm enough the first time, and not worth repeating.
     times = repeat(setup.run, place, unit) if first.cpu < PATIENCE else [first]
     margin = float(margins.min())
