@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from buffet.errors import BuffetError, one_line
+from buffet.errors import BuffetError, one_line, optional
 from buffet.system.files import read_text
 
 HEADER = "sentence\tlabel"
@@ -170,12 +170,7 @@ def _hash(*parts: Sequence[Example]) -> str:
 
 def read_hub(name: str) -> Splits:
     """The dataset ``NAME`` or ``NAME:CONFIGURATION`` of the hub, cleaned as `read_splits` does."""
-    try:
-        import datasets
-    except ImportError:
-        raise BuffetError(
-            f"{HUB}{name}: needs the package datasets (pip install 'buffet[data]'); or give a directory"
-        ) from None
+    datasets = optional("datasets", "data", f"{HUB}{name}: needs the package datasets")
     repository, _, configuration = name.partition(":")
     try:
         parts = datasets.load_dataset(repository, configuration or None)

@@ -244,7 +244,7 @@ def test_odd_data_is_refused(model: Model, data: Any, needle: str) -> None:
     [
         ({}, "give either eps"),
         ({"eps": 0.1, "typos": 2}, "give either eps"),
-        ({"eps": 0.1, "at_most": 2}, "at_most and skip_unknown go with"),
+        ({"eps": 0.1, "at_most": 2}, "at most and skip unknown go with"),
         ({"eps": -1.0}, "eps: got -1.0"),
         ({"eps": [0.1, math.nan]}, "eps: got 0.1, nan"),
         ({"eps": []}, "eps: got 0 of them"),

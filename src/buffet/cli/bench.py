@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from buffet.cli.options import DEVICE_HELP, parse_memory
+from buffet.cli.options import parse_memory
+from buffet.cli.parameters import Device, Json
 from buffet.cli.terminal import print_json, print_rows, progress_bar
 from buffet.errors import BuffetError
 
@@ -47,7 +48,7 @@ def bench(
     full: Annotated[bool, typer.Option("--full", help="The whole grid. It takes hours.")] = False,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="CPU time for one case.")] = 60.0,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for one case.")] = "8GB",
-    device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
+    device: Device = "cpu",
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Compare with what --json printed before.")
     ] = None,
@@ -63,7 +64,7 @@ def bench(
             "**zonotope** (as DeepT-Fast, comes with buffet).",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure CPU time, wall time, memory and the achieved share of the matmul rate of one verification.
 

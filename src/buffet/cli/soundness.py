@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.terminal import print_json, print_rows, progress_bar
+from buffet.cli.parameters import Json
+from buffet.cli.terminal import print_json, print_rows, progress_bar, progress_line
 
 if TYPE_CHECKING:
     from buffet.lab.soundness import Progress, Violation
@@ -23,8 +23,6 @@ EXAMPLES = (
     "buffet soundness --extreme --networks 5000 --points 250",
     "buffet soundness --mutants",
 )
-LOG_EVERY = 60.0
-"""Seconds between lines of progress where there is no terminal."""
 
 
 def soundness(
@@ -42,7 +40,7 @@ def soundness(
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Break the engine in many ways; every one must be noticed.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Hold the bounds of every method against points of random networks.
 
@@ -80,11 +78,9 @@ def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool
 
     now = Progress(seed, seed)
     try:
-        with progress_bar("checking") as report:
-            log = _Log()
+        with progress_line() as line:
             for now in progress:
-                report(now.networks / networks)
-                log(lambda: f"{_counts(now)}; the next seed is {now.next}")  # noqa: B023 (called at once)
+                line(now.networks, networks, f"{_counts(now)}; the next seed is {now.next}")
     except KeyboardInterrupt:
         print(f"interrupted; --seed {now.next} continues", file=sys.stderr)
     if json:
@@ -92,18 +88,6 @@ def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool
     else:
         _print(now)
     return 1 if now.violations else 0
-
-
-class _Log:
-    """A line on stderr now and then, where there is no terminal for a progress bar."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, line: Callable[[], str]) -> None:
-        if not sys.stderr.isatty() and time.monotonic() - self.last >= LOG_EVERY:
-            self.last = time.monotonic()
-            print(line(), file=sys.stderr, flush=True)
 
 
 def _counts(now: Progress) -> str:

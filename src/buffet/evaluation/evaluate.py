@@ -10,7 +10,7 @@ from torch import nn
 from buffet.compositions import title
 from buffet.errors import BuffetError
 from buffet.evaluation.examples import PARTS, read_examples
-from buffet.evaluation.questions import Effort, Question, balls, exchanges
+from buffet.evaluation.questions import Effort, Question, question
 from buffet.evaluation.result import Evaluation
 from buffet.evaluation.run import Setup, Told, run
 from buffet.evaluation.work import Held, Stored, digest_of
@@ -78,18 +78,7 @@ def evaluate(
         >>> found.clean, found.certified, found.attacked
         (1.0, 0.0, 0.5)
     """
-    if (eps is not None) == (synonyms is not None or typos != 0):
-        raise BuffetError(
-            "evaluate: give either eps, for words that move in balls, or synonyms or typos, for words that"
-            " are exchanged"
-        )
-    if eps is not None and (at_most is not None or skip_unknown):
-        raise BuffetError("evaluate: at_most and skip_unknown go with synonyms and typos")
-    asked: Question = (
-        exchanges(synonyms, typos, at_most, skip_unknown, most_synonyms)
-        if eps is None
-        else balls(eps, norm, words)
-    )
+    asked = question(eps, norm, words, synonyms, most_synonyms, typos, at_most, skip_unknown)
     effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
     loaded, source = classifier(model, tokenizer)
     sample = read_examples(data, part).sample(count, seed)

@@ -306,6 +306,34 @@ def _answer(level: float, found: Level) -> LevelAnswer:
 # --- from arguments ----------------------------------------------------------------------------------------
 
 
+def question(
+    eps: float | int | Sequence[float | int] | None = None,
+    norm: float | int | str = 2,
+    words: str = EACH[0],
+    synonyms: Synonyms | str | Path | None = None,
+    most_synonyms: int | None = None,
+    typos: int = 0,
+    at_most: int | Sequence[int | None] | None = None,
+    skip_unknown: bool = False,
+) -> Question:
+    """Balls or exchanges, whichever is asked for; what does not go together is refused."""
+    exchanged = synonyms is not None or typos != 0
+    if (eps is not None) == exchanged:
+        raise BuffetError(
+            "give either eps, for words that move in balls, or synonyms or typos, for words that are"
+            " exchanged"
+        )
+    if most_synonyms is not None and synonyms is None:
+        raise BuffetError("most synonyms: is about synonyms; give a file of them")
+    if eps is None:
+        if (checked_norm(norm), words) != (2.0, EACH[0]):
+            raise BuffetError("norm and words go with eps, for words that move in balls")
+        return exchanges(synonyms, typos, at_most, skip_unknown, most_synonyms)
+    if at_most is not None or skip_unknown:
+        raise BuffetError("at most and skip unknown go with synonyms and typos")
+    return balls(eps, norm, words)
+
+
 def balls(
     eps: float | int | Sequence[float | int], norm: float | int | str = 2, words: str = "each"
 ) -> Balls:

@@ -11,10 +11,11 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from buffet.errors import BuffetError
+from buffet.errors import optional
 from buffet.evaluation.accuracy import Accuracy
 from buffet.evaluation.questions import Question, told_level
 from buffet.evaluation.rows import SentenceRow
+from buffet.printing import html_table
 
 if TYPE_CHECKING:
     import polars
@@ -134,9 +135,8 @@ class Evaluation:
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
         names = (self.question.kind, *CORNERS)
-        lines = [_line("th", names), *(_line("td", cells) for cells in self.table())]
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<p>{escape(self.asked)}</p><table>{''.join(lines)}</table>{notes}"
+        return f"<p>{escape(self.asked)}</p>{html_table(names, self.table())}{notes}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain JSON types; numbers are not rounded."""
@@ -203,12 +203,5 @@ class Evaluation:
 
     def to_frame(self) -> polars.DataFrame:
         """The same as a table of polars (extra ``tables``)."""
-        try:
-            import polars
-        except ImportError:
-            raise BuffetError("tables need polars: pip install 'buffet[tables]'") from None
+        polars = optional("polars", "tables", "tables need polars")
         return polars.DataFrame(list(self.records()), infer_schema_length=None)
-
-
-def _line(tag: str, cells: tuple[str, ...]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

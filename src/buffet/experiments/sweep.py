@@ -19,6 +19,7 @@ from buffet.experiments.rows import Row, open_rows
 from buffet.experiments.store import RowFile
 from buffet.experiments.work import Ground, GroundJob, Place, TaskAnswer, UnitAnswer, UnitJob
 from buffet.experiments.workers import Done, Failed, Fleet, LocalFleet, Ticket, dispatch
+from buffet.printing import finite
 from buffet.report import Versions
 
 DESCRIBED = ("sentence", "sentence_tokens", "gold", "label", "label_name", "clean_margin", "seed")
@@ -246,14 +247,10 @@ def _found(
     found = asdict(answer) if answer else {**dict.fromkeys(ANSWERED), "eps": task.eps}
     return {
         **found,
-        "margin": _finite(found["margin"]),
+        "margin": finite(found["margin"]),
         "words": task.words,
         "tokens": tuple(setting.sentence_tokens[i] for i in task.words),
         "share": task.share,
         "reference": ground.reference[place] if ground.reference else None,
-        "attacked": _finite(ground.attacked[place] if ground.attacked else None),
+        "attacked": finite(ground.attacked[place] if ground.attacked else None),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
