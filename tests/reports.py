@@ -227,7 +227,7 @@ def evaluation(total: int = 60) -> Evaluation:
 
 
 def _evaluated(number: int, levels: tuple[float, ...]) -> SentenceRow:
-    """By turns proven, broken by one word, broken by two, open, answered wrongly, refused."""
+    """By turns proven, broken by one word, broken by two, open, misclassified, refused."""
     kind = number % 6
     broken = levels[kind - 1] if kind in (1, 2) else math.inf
     verdicts = ["falsified" if level >= broken and kind in (1, 2) else "certified" for level in levels]

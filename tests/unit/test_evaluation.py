@@ -163,7 +163,7 @@ def test_what_one_level_tells_about_others_is_not_asked() -> None:
     assert left == pytest.approx(5, abs=0.5)
 
 
-def test_a_spent_budget_leaves_sentences_open_and_nothing_proven_wrongly(model: Model, home: Path) -> None:
+def test_a_spent_budget_leaves_sentences_open_and_proves_nothing_false(model: Model, home: Path) -> None:
     found = evaluate(model, home / "data.tsv", eps=[0.3, 1.0], budget=1e-6)
     assert found.certified == 0
     assert found.open + found.certified + (found.clean - found.attacked) == pytest.approx(found.clean)

@@ -1,4 +1,4 @@
-"""`buffet evaluate`: how much of a data set is answered rightly, proven, broken and open."""
+"""`buffet evaluate`: how much of a data set is classified correctly, proven, broken and open."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def evaluate(
     method: Method = "buffet",
     budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Time for a sentence; what is open then stays open."),
+        typer.Option(metavar="SECONDS", help="Time per sentence; what is still open then stays open."),
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(metavar="N", help="So many sentences at random, with confidence intervals (95 %)."),
+        typer.Option(metavar="N", help="Only N sentences, drawn at random, with 95 % confidence intervals."),
     ] = None,
     seed: Annotated[
         int, typer.Option(metavar="N", help="Seed of the sample, the attacks and the misspellings.")
@@ -126,16 +126,16 @@ def evaluate(
 ) -> None:
     """Prove as many answers of a data set as can be proven, and try to break the others.
 
-    Three accuracies are reported. **clean**: the share of sentences that the model answers rightly.
-    **certified**: rightly, and proven for all that may be done to their words. **under attack**: rightly, and
-    no counterexample was found. The true robust accuracy lies between the last two; **open** is what lies
-    between. Certified is rounded down, all others up.
+    Three accuracies are reported. **clean**: the share of sentences that the model classifies correctly.
+    **certified**: correctly, and proven for everything that may be done to their words. **under attack**:
+    correctly, and no counterexample was found. The true robust accuracy lies between the last two; **open**
+    is what lies between. Certified is rounded down, all others up.
 
     Give **--eps** for words whose embeddings move in balls, or **--synonyms** or **--typos** (or both) for
     words that are exchanged. What is proven at one level is proven at all smaller ones, and what breaks at
     one breaks at all larger ones, so a curve costs little more than its hardest point.
 
-    A sentence that the model cannot take (empty, too long, no known word) counts as answered wrongly; one
+    A sentence that the model cannot take (empty, too long, no known word) counts as misclassified; one
     whose substitutes cannot all be gone through counts as not certified. Either is named.
 
     With **-o** the work can be interrupted at any moment: the same command continues.

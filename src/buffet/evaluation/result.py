@@ -25,7 +25,7 @@ CORNERS = ("clean", "certified", "attacked", "open")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation:
-    """How much of a data set is answered rightly, proven, broken and open.
+    """How much of a data set is classified correctly, proven, broken and open.
 
     ``certified ≤ true robust accuracy ≤ attacked ≤ clean``. Where several levels were asked, `certified`,
     `attacked` and `open` are those at the largest; `curve` has them all.
@@ -54,42 +54,42 @@ class Evaluation:
 
     @property
     def clean(self) -> float:
-        """The share of sentences that is answered rightly, as they are."""
+        """The share of sentences that are classified correctly, unchanged."""
         return self.worst.clean.value
 
     @property
     def certified(self) -> float:
-        """The share that is answered rightly, and proven."""
+        """The share that are classified correctly and proven."""
         return self.worst.certified.value
 
     @property
     def attacked(self) -> float:
-        """The share that is answered rightly, and of which no counterexample is known."""
+        """The share that are classified correctly and have no known counterexample."""
         return self.worst.attacked.value
 
     @property
     def open(self) -> float:
-        """The share that is answered rightly, and neither proven nor broken."""
+        """The share that are classified correctly and neither proven nor broken."""
         return self.worst.open.value
 
     @property
     def failed(self) -> tuple[SentenceRow, ...]:
-        """Sentences without an answer, as their worker died; they count as answered wrongly."""
+        """Sentences without an answer because their worker died; they count as misclassified."""
         return tuple(row for row in self.sentences if not row.ok)
 
     @property
     def refused(self) -> tuple[SentenceRow, ...]:
-        """Sentences that the model does not take; they count as answered wrongly."""
+        """Sentences that the model cannot take; they count as misclassified."""
         return tuple(row for row in self.sentences if row.refused is not None)
 
     @property
     def unasked(self) -> tuple[SentenceRow, ...]:
-        """Sentences of which something could not be asked at some level; they count as not certified."""
+        """Sentences that could not be asked about at some level; they count as not certified."""
         return tuple(row for row in self.sentences if any(answer.reason for answer in row.levels))
 
     @property
     def asked(self) -> str:
-        """What was asked of what, in a few words."""
+        """Model, question, method and data, in a few words."""
         first = self.sentences[0]
         many = f"{len(self.sentences):,} of {self.total:,}" if self.sampled else f"{self.total:,}"
         return (
@@ -98,7 +98,7 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be said about sentences without an answer: how many there are, and one of each kind."""
+        """How many sentences have no answer, and why, with one example of each kind."""
         kinds = (
             ("failed, counted as wrong", self.failed),
             ("refused, counted as wrong", self.refused),

@@ -1,4 +1,4 @@
-"""Goes through a data set: what has no row yet is asked by workers, and every answer becomes a row."""
+"""Goes through a data set: workers ask about every sentence without a row, and every answer becomes a row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Told = Callable[[SweepProgress], None]
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Which question is asked of which model, and how hard it is tried."""
+    """Which question is asked about which model, and with how much effort."""
 
     model: Model
     where: Where  # where jobs find it
@@ -48,7 +48,7 @@ class Setup:
         return SentenceJob(self.where, example, question, self.effort)
 
     def key(self, job: SentenceJob) -> str:
-        """The name of an example and all that is asked of it: the same name, the same answer."""
+        """A name for an example and everything that is asked about it: the same name, the same answer."""
         return digest(
             {
                 "model": self.digest,

@@ -47,8 +47,8 @@ def _sentence(found: Evaluation) -> str:
     of = f"{many:,} sentences drawn from {found.total:,}" if found.sampled else f"{many:,} sentences"
     level = told_level(found.question, worst.level)
     text = (
-        f"Of {of}, {worst.clean.count:,} are answered rightly. {worst.certified.count:,} of these answers are"
-        f" proven: {_promise(found, level)}."
+        f"Of {of}, {worst.clean.count:,} are classified correctly. {worst.certified.count:,} of these answers"
+        f" are proven: {_promise(found, level)}."
     )
     falsified = worst.clean.count - worst.attacked.count
     text += f" {falsified:,} can be changed, and {worst.open.count:,} are open."
@@ -69,7 +69,7 @@ def _tiles(found: Evaluation) -> list[Tile]:
     level = told_level(found.question, worst.level)
     at = f"ε {level}" if found.question.kind == "eps" else f"{level} words exchanged"
     return [
-        _tile(worst.clean, "answered rightly (clean)", up=True),
+        _tile(worst.clean, "classified correctly (clean)", up=True),
         _tile(worst.certified, f"and proven (certified, {at})", up=False),
         _tile(worst.attacked, f"and not broken (under attack, {at})", up=True),
         Tile(duration(sum(row.seconds or 0.0 for row in found.sentences)), "of work"),
