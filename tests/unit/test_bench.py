@@ -16,9 +16,9 @@ from buffet.cli import main
 from buffet.errors import BuffetError
 from buffet.lab.bench import (
     BenchCase,
-    Limits,
+    BenchLimits,
+    BenchRow,
     Measurement,
-    Row,
     measure,
     run_cases,
     selection,
@@ -109,11 +109,11 @@ def test_a_case_is_measured_in_all_its_quantities() -> None:
 
 
 def test_cases_run_in_processes_of_their_own_within_limits() -> None:
-    rows = list(run_cases([TINY], Limits(60.0, 1 << 30)))
+    rows = list(run_cases([TINY], BenchLimits(60.0, 1 << 30)))
     assert rows[0].measurement is not None
-    (slow,) = run_cases([replace(TINY, method="buffet", layers=3, steps=100000)], Limits(1.0, 1 << 30))
+    (slow,) = run_cases([replace(TINY, method="buffet", layers=3, steps=100000)], BenchLimits(1.0, 1 << 30))
     assert slow.reason == "more than 1 s"
-    (large,) = run_cases([replace(TINY, tokens=512, width=64, heads=4)], Limits(60.0, 1 << 26))
+    (large,) = run_cases([replace(TINY, tokens=512, width=64, heads=4)], BenchLimits(60.0, 1 << 26))
     assert large.reason == "more than 0.0625 GB"
     text = json.dumps(document([*rows, slow], "cpu"), allow_nan=False)
     assert read_document(text, "here") == [*rows, slow]
@@ -140,8 +140,8 @@ def test_changes_are_told_from_noise(old: Measurement, new: Measurement, real: b
 
 def test_cases_are_compared_with_the_same_cases() -> None:
     other = replace(TINY, layers=2)
-    old = [Row(TINY, _measured(10)), Row(other, _measured(10))]
-    changes, notes = compare(old, [Row(TINY, _measured(12)), Row(other, reason="more than 1 s")])
+    old = [BenchRow(TINY, _measured(10)), BenchRow(other, _measured(10))]
+    changes, notes = compare(old, [BenchRow(TINY, _measured(12)), BenchRow(other, reason="more than 1 s")])
     assert [c.ratio for c in changes] == [pytest.approx(1.2)]
     assert notes == ["baseline (2, 4, 8): was measured, now more than 1 s"]
 

@@ -18,7 +18,7 @@ from buffet.errors import BuffetError
 if TYPE_CHECKING:
     from buffet.lab.bench.cases import BenchCase
     from buffet.lab.bench.comparison import Change
-    from buffet.lab.bench.running import Limits, Row
+    from buffet.lab.bench.running import BenchLimits, BenchRow
     from buffet.lab.peers import Rivalry
 
 EXAMPLES = (
@@ -80,7 +80,7 @@ def bench(
     """
     from buffet.lab.bench.cases import FIXED, selection
     from buffet.lab.bench.comparison import compare
-    from buffet.lab.bench.running import Limits, document, run_cases
+    from buffet.lab.bench.running import BenchLimits, document, run_cases
     from buffet.system.devices import device_named
 
     if fail_above is not None and not (against and 0 < fail_above < math.inf):
@@ -93,12 +93,12 @@ def bench(
     grid = selection(*sizes, chosen, words, full=full)
     fixed = [] if any(sizes) or words > 1 else [c for c in FIXED if not chosen or c.method in chosen]
     cases = list(dict.fromkeys([*fixed, *grid]))
-    limits = Limits(limit, parse_memory(memory))
+    limits = BenchLimits(limit, parse_memory(memory))
     device_named(device)
     if peer is not None:
         _peer(peer, cases, limits, device, json)
         return
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     try:
         rows.extend(_watched(run_cases(cases, limits, device), len(cases)))
     except KeyboardInterrupt:
@@ -122,7 +122,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[BenchRow]:
     from buffet.lab.bench.running import read_document
 
     try:
@@ -161,8 +161,8 @@ def _cells(columns: Cells, found: Any) -> list[str]:
     return [cell(found) for cell in columns.values()]
 
 
-def _print(rows: Sequence[Row]) -> None:
-    def cells(row: Row) -> list[str]:
+def _print(rows: Sequence[BenchRow]) -> None:
+    def cells(row: BenchRow) -> list[str]:
         found = [row.reason or ""] if row.measurement is None else _cells(COSTS, row.measurement)
         return [*_sizes(row.case), *found]
 
@@ -186,7 +186,7 @@ def _print_changes(changes: Sequence[Change], notes: Sequence[str]) -> None:
     typer.echo(f"\n{len(changes)} cases, ratio {mean:.2f} on average; M cancels what the machine does.")
 
 
-def _peer(name: str, cases: Sequence[BenchCase], limits: Limits, device: str, json: bool) -> None:
+def _peer(name: str, cases: Sequence[BenchCase], limits: BenchLimits, device: str, json: bool) -> None:
     from buffet.lab.peers import peer_named, run_rivals
 
     peer = peer_named(name)

@@ -218,7 +218,7 @@ def _compared(found: Evaluation, minimum: float) -> str:
     """How certified accuracy compares with what it has to be."""
     share = found.worst.certified
     verb = "reaches" if share.value >= minimum else "is below"
-    line = f"certified accuracy {share.told(up=False)} {verb} {minimum}"
+    line = f"certified accuracy {share.text(up=False)} {verb} {minimum}"
     if share.interval is None:
         return line
     return (

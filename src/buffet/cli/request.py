@@ -31,7 +31,7 @@ from buffet.report import (
     ModelInfo,
     NearWord,
     Picture,
-    Query,
+    QueryInfo,
     TaskResult,
     Token,
     Versions,
@@ -205,9 +205,9 @@ def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     return list(groups.values())
 
 
-def _query(request: Request, label: int) -> Query:
+def _query(request: Request, label: int) -> QueryInfo:
     method = request.chosen
-    return Query(
+    return QueryInfo(
         norm="inf" if math.isinf(request.norm) else request.norm,
         eps=request.eps,
         method=request.method,

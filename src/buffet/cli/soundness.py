@@ -13,7 +13,7 @@ from buffet.cli.parameters import Json
 from buffet.cli.terminal import print_json, print_rows, progress_bar, progress_line
 
 if TYPE_CHECKING:
-    from buffet.lab.soundness import Progress, Violation
+    from buffet.lab.soundness import CampaignState, Violation
     from buffet.lab.soundness.mutants import Caught
 
 EXAMPLES = (
@@ -73,10 +73,10 @@ def soundness(
     raise typer.Exit(_campaign(progress, networks, seed, json))
 
 
-def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool) -> int:
-    from buffet.lab.soundness import Progress
+def _campaign(progress: Iterator[CampaignState], networks: int, seed: int, json: bool) -> int:
+    from buffet.lab.soundness import CampaignState
 
-    now = Progress(seed, seed)
+    now = CampaignState(seed, seed)
     try:
         with progress_line() as line:
             for now in progress:
@@ -90,7 +90,7 @@ def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool
     return 1 if now.violations else 0
 
 
-def _counts(now: Progress) -> str:
+def _counts(now: CampaignState) -> str:
     return (
         f"{now.networks:,} networks ({now.planted:,} planted, {now.exhaustive:,} tried exhaustively),"
         f" {now.points:,} points, {now.checks:,} checks, {len(now.violations)} violations"
@@ -98,7 +98,7 @@ def _counts(now: Progress) -> str:
     )
 
 
-def _print(now: Progress) -> None:
+def _print(now: CampaignState) -> None:
     counts = [(t.method, t.networks, t.checks, t.no_bound, len(t.violations)) for t in now.tallies.values()]
     columns = ("method", "networks", "checks", "no bound", "violations")
     print_rows(columns, [(method, *(f"{count:,}" for count in row)) for method, *row in counts])

@@ -41,14 +41,14 @@ class Share:
     def to_dict(self) -> dict[str, object]:
         return {"count": self.count, "share": self.value, "interval": self.interval and list(self.interval)}
 
-    def told(self, *, up: bool) -> str:
+    def text(self, *, up: bool) -> str:
         """The share as it is printed, rounded up or down; with its interval, rounded outward."""
         scaled = self.count * SCALE
         text = f"{(-(-scaled // self.of) if up else scaled // self.of) / SCALE:.4f}"
-        return text if self.interval is None else f"{text} {told_interval(self.interval)}"
+        return text if self.interval is None else f"{text} {interval_text(self.interval)}"
 
 
-def told_interval(interval: tuple[float, float]) -> str:
+def interval_text(interval: tuple[float, float]) -> str:
     """[0.71, 0.86], rounded outward."""
     low, high = math.floor(100 * interval[0]) / 100, math.ceil(100 * interval[1]) / 100
     return f"[{low:.2f}, {high:.2f}]"

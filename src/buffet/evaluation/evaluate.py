@@ -12,8 +12,8 @@ from buffet.errors import BuffetError
 from buffet.evaluation.examples import PARTS, read_examples
 from buffet.evaluation.questions import Effort, Question, question
 from buffet.evaluation.result import Evaluation
-from buffet.evaluation.run import Setup, Told, run
-from buffet.evaluation.work import Held, Stored, digest_of
+from buffet.evaluation.run import Report, Setup, run
+from buffet.evaluation.work import HeldModel, StoredModel, digest_of
 from buffet.experiments.workers import Fleet, LocalFleet, ThisProcess
 from buffet.loading import ImageModel, Model, load_checkpoint
 from buffet.loading.directories import DEFAULT
@@ -42,7 +42,7 @@ def evaluate(
     seed: int = 0,
     workers: int = 0,
     out: str | Path | None = None,
-    progress: Told | None = None,
+    progress: Report | None = None,
 ) -> Evaluation:
     """How much of a data set is classified correctly, how much of that is proven, and how much can be broken.
 
@@ -93,7 +93,7 @@ def evaluate(
 
 def setup_of(model: Model, source: str | None, asked: Question, effort: Effort, device: str = "cpu") -> Setup:
     """The setup of a model that workers load from a source; None: they have it."""
-    where = Held(model) if source is None else Stored(source, digest_of(model), device)
+    where = HeldModel(model) if source is None else StoredModel(source, digest_of(model), device)
     return Setup(model, where, asked, effort, title(effort.method))
 
 

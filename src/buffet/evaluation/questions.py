@@ -378,12 +378,12 @@ def _rising(name: str, levels: list[float]) -> tuple[float, ...]:
     return found
 
 
-def told_level(question: Question, level: float) -> str:
+def level_text(question: Question, level: float) -> str:
     """A level as people read it."""
     if question.kind == "eps":
         return repr(level)
     return "all" if math.isinf(level) else f"{level:g}"
 
 
-def told_levels(question: Question) -> str:
-    return ", ".join(listed([told_level(question, level) for level in question.levels]))
+def levels_text(question: Question) -> str:
+    return ", ".join(listed([level_text(question, level) for level in question.levels]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buffet.errors import optional
 from buffet.evaluation.accuracy import Accuracy
-from buffet.evaluation.questions import Question, told_level
+from buffet.evaluation.questions import Question, level_text
 from buffet.evaluation.rows import SentenceRow
 from buffet.printing import html_table
 
@@ -104,12 +104,12 @@ class Evaluation:
             ("refused, counted as wrong", self.refused),
             ("not asked at some level, counted as not certified", self.unasked),
         )
-        told = []
+        lines = []
         for name, rows in kinds:
             for reason, count in Counter(row.reasons[0][:60] for row in rows).most_common():
                 row = next(row for row in rows if row.reasons[0][:60] == reason)
-                told.append(f"{count} {name}: {row.sentence[:60]!r}: {row.reasons[0]}")
-        return tuple(told)
+                lines.append(f"{count} {name}: {row.sentence[:60]!r}: {row.reasons[0]}")
+        return tuple(lines)
 
     def table(self) -> list[tuple[str, ...]]:
         """The curve as it is printed: level, clean, certified, attacked, open.
@@ -118,11 +118,11 @@ class Evaluation:
         """
         return [
             (
-                told_level(self.question, at.level),
-                at.clean.told(up=True),
-                at.certified.told(up=False),
-                at.attacked.told(up=True),
-                at.open.told(up=True),
+                level_text(self.question, at.level),
+                at.clean.text(up=True),
+                at.certified.text(up=False),
+                at.attacked.text(up=True),
+                at.open.text(up=True),
             )
             for at in self.curve
         ]
@@ -182,7 +182,7 @@ class Evaluation:
                     "label": row.gold,
                     "answer": row.answer,
                     "clean_margin": row.clean_margin,
-                    self.question.kind: told_level(self.question, at.level),
+                    self.question.kind: level_text(self.question, at.level),
                     "verdict": answer.verdict if answer else None,
                     "margin": answer.margin if answer else None,
                     "change": broken.change if broken and flipped else None,

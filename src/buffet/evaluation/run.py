@@ -26,7 +26,7 @@ from buffet.experiments.workers import Done, Failed, Fleet, Ticket, dispatch
 from buffet.loading import Model
 from buffet.report import Versions
 
-Told = Callable[[SweepProgress], None]
+Report = Callable[[SweepProgress], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def run(
     *,
     out: Path | None = None,
     retry_failed: bool = False,
-    progress: Told | None = None,
+    progress: Report | None = None,
 ) -> Evaluation:
     """Answer all examples that have no row in `out` yet; the same call continues after any interruption.
 
@@ -114,7 +114,7 @@ class _Driver:
         file: RowFile[SentenceRow] | None,
         jobs: dict[str, SentenceJob],
         retry_failed: bool,
-        progress: Told | None,
+        progress: Report | None,
     ) -> None:
         self.setup, self.file, self.jobs, self.progress = setup, file, jobs, progress
         self.rows = {row.key: row for row in (file.rows if file else ())}

@@ -26,7 +26,7 @@ class Where(Protocol):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredModel:
     """A model in files that every process can read."""
 
     source: str
@@ -38,7 +38,7 @@ class Stored:
 
 
 @lru_cache(maxsize=1)
-def _loaded(stored: Stored) -> Model:
+def _loaded(stored: StoredModel) -> Model:
     model = load_checkpoint(stored.source, check=False)  # which the driver has done
     if digest_of(model) != stored.digest:
         raise BuffetError(f"{stored.source}: is not the model the evaluation began with; start it again")
@@ -46,7 +46,7 @@ def _loaded(stored: Stored) -> Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldModel:
     """A model in the memory of this process."""
 
     it: Model

@@ -9,6 +9,6 @@ comparison  two documents of measurements, case by case
 
 from buffet.lab.bench.cases import BenchCase, selection
 from buffet.lab.bench.measuring import Measurement, measure
-from buffet.lab.bench.running import Limits, Row, run_cases
+from buffet.lab.bench.running import BenchLimits, BenchRow, run_cases
 
-__all__ = ["BenchCase", "Limits", "Measurement", "Row", "measure", "run_cases", "selection"]
+__all__ = ["BenchCase", "BenchLimits", "BenchRow", "Measurement", "measure", "run_cases", "selection"]

@@ -73,7 +73,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Setup:
+class BenchSetup:
     """A network, a region around its sentence, and the verification to be measured."""
 
     case: BenchCase
@@ -102,13 +102,13 @@ def bench_config(case: BenchCase) -> ModelConfig:
     )
 
 
-def prepare(case: BenchCase, device: torch.device) -> Setup:
+def prepare(case: BenchCase, device: torch.device) -> BenchSetup:
     """The network of a case, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     model = random_model(bench_config(case), generator, case.scale).to(device)
     x = (0.5 * torch.randn(case.tokens, case.width, generator=generator)).to(device)
     label = int(model.program64.evaluate(x.double()).argmax())
-    return Setup(case, model, LpBall(x, [[w] for w in range(case.words)], 2, case.eps), label)
+    return BenchSetup(case, model, LpBall(x, [[w] for w in range(case.words)], 2, case.eps), label)
 
 
 def measure(case: BenchCase, device: str = "cpu") -> Measurement:

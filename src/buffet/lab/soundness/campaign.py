@@ -55,7 +55,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CampaignState:
     """What the campaign has seen so far; the networks of the seeds from `first` up to before `next`."""
 
     first: int
@@ -152,7 +152,7 @@ EXTREME = Kind(
 
 def campaign(
     networks: int, points: int, seed: int = 0, methods: Sequence[str] | None = None, kind: Kind = ORDINARY
-) -> Iterator[Progress]:
+) -> Iterator[CampaignState]:
     """Run the campaign; yields what it has seen so far after every network.
 
     What is done with a network depends on its seed alone, so that a campaign can be split and continued. The
@@ -160,7 +160,7 @@ def campaign(
     in turns where they are slow.
     """
     known = known_methods()
-    now = Progress(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
+    now = CampaignState(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
     for number in range(seed, seed + networks):
         evidence = kind.draw(number, points)
         tallies, undecided = dict(now.tallies), now.undecided
@@ -170,7 +170,7 @@ def campaign(
                 found = sum(kind.check(evidence, known[name], name, turn, bool(methods)), Finding())
                 tallies[name] = tallies[name].after(found)
                 undecided += found.undecided
-        now = Progress(
+        now = CampaignState(
             seed,
             number + 1,
             tallies,
