@@ -60,7 +60,7 @@ class Splits:
 
     @cached_property
     def dataset(self) -> Dataset | None:
-        """Which known dataset this is, told by its dev and test sentences and not by a name."""
+        """Which known dataset this is, recognised by its dev and test sentences, not by its name."""
         return next((known for known in DATASETS.values() if known.held_out == self.held_out), None)
 
 

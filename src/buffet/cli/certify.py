@@ -347,7 +347,7 @@ def _check(request: Request, html: Path | None, certificate: Path | None) -> Non
 
 def _idle(request: Request) -> list[str]:
     """Options that were given and change nothing."""
-    idle = ("steps", "rate", "start") if request.chosen.optimise == "none" else ()
+    idle = () if request.chosen.optimiser.learns else ("steps", "rate", "start")
     options = [f"--{name}" for name in idle if request.parts[name] is not None]
     if request.eps is not None and request.search != "secant":
         options.append("--search")

@@ -51,7 +51,7 @@ def soundness(
 
     What is tried with a network depends on its seed alone: a long campaign is split or continued by
     **--seed** and **--networks**, also after an interruption, which reports what was done until then. A
-    violation is told with the command that shows it again, and in JSON with its point.
+    violation is reported with the command that reproduces it, and in JSON with its point.
 
     With **--extreme**, the networks are tiny and their numbers are not: huge ones cancel, tiny ones underflow
     and are amplified again. Margins, verdicts and radii are held against values in exact arithmetic, and

@@ -24,7 +24,7 @@ from buffet.loading.directories import MODELS, available
 from buffet.methods import Method
 
 MOST_TASKS = 100_000
-"""Tasks of one sentence; beyond it, "all" combinations of words were surely not meant."""
+"""The most tasks of one sentence; "all" combinations of words beyond it were surely not intended."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class SweepQuestion:
 
     @property
     def needs_groundwork(self) -> bool:
-        """Whether something has to be found out once, before any method runs."""
+        """Whether something has to be computed once, before any method runs."""
         return self.attack or self.reference is not None
 
 

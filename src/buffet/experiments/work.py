@@ -1,4 +1,4 @@
-"""Answers the tasks of one sentence; pure: the same job gives the same numbers in every process."""
+"""Answers the tasks of one sentence; a job gives the same numbers in every process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class UnitAnswer:
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a job runs, and how many bytes its bounds may take there."""
+    """The device on which a job runs, and how many bytes its bounds may take there."""
 
     memory: int | None = None
     device: str = "cpu"
@@ -65,7 +65,7 @@ class Workplace:
         return _model(source, self.device)
 
     def clock(self) -> float:
-        """Seconds of the processor, which other work hardly changes; of a device, those of the wall."""
+        """CPU seconds, which other work on the machine hardly changes; on another device, wall seconds."""
         return time.process_time() if self.device == "cpu" else time.perf_counter()
 
     def radii(self, setting: Setting, method: Method, attacked: Radii | None, **search: Any) -> Radius:

@@ -99,7 +99,7 @@ def shaped(name: str, layers: int, tokens: int, width: int, words: int = 1) -> B
         scale=0.5,
         window=int(window) if window else None,
     )
-    return replace(case, steps=FEW_STEPS) if case.chosen.optimise != "none" else case
+    return replace(case, steps=FEW_STEPS) if case.chosen.optimiser.learns else case
 
 
 def selection(

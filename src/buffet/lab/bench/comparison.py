@@ -11,7 +11,7 @@ from buffet.lab.bench.measuring import Measurement
 from buffet.lab.bench.running import BenchRow
 
 LEAST_NOISE = 0.05
-"""Changes of time below this are never told from noise."""
+"""Smaller changes of time always count as noise."""
 
 
 @dataclass(frozen=True)

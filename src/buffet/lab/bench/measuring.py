@@ -84,7 +84,7 @@ class BenchSetup:
     def run(self) -> Tensor:
         """One verification; learning methods take all their steps, proven or not."""
         method = self.case.chosen
-        trace = None if method.optimise == "none" else (lambda tasks, step, margins: None)
+        trace = (lambda tasks, step, margins: None) if method.optimiser.learns else None
         return bound_margins(self.model, self.region, method, self.label, Engine(), trace=trace)
 
 

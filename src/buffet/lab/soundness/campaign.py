@@ -102,7 +102,7 @@ def case_of(seed: int) -> Case:
 def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> Iterator[Finding]:
     """What the points say of one method's bounds, what is quick to find out first."""
     yield check_margins(points, method, name)
-    if inside and method.optimise == "none":
+    if inside and not method.optimiser.learns:
         yield check_inside(points, method, name)
         if method.describe().linear:
             yield check_inside(points, method, name, shares=points.case.seed)
@@ -121,7 +121,7 @@ def _ordinary(points: Points, method: Method, name: str, turn: int, given: bool)
 def _extreme(points: ExactPoints, method: Method, name: str, turn: int, given: bool) -> Iterator[Finding]:
     """Margins and verdicts; for one network in 32 also a radius, which is many verifications."""
     yield check_claims(points, method, name)
-    if turn % 32 == 0 or (given and method.optimise == "none"):
+    if turn % 32 == 0 or (given and not method.optimiser.learns):
         yield check_radius(points, method, name)
 
 
@@ -134,8 +134,8 @@ class Kind:
     turns: Mapping[str, int]  # a method is tried on one network in this many: slow ones rarely
 
     def every(self, method: Method) -> int:
-        slow = method.optimise == "none" and method.propagation == "backward"
-        return self.turns["backward" if slow else method.optimise]
+        slow = not method.optimiser.learns and method.describe().fully_backward
+        return self.turns.get("backward" if slow else method.optimise, max(self.turns.values()))
 
 
 ORDINARY = Kind(
