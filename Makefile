@@ -49,7 +49,7 @@ docs: install
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: install
-	@$(BIN)/buffet bench --out out/bench $(BENCH)
+	@$(BIN)/buffet bench $(BENCH)
 
 soundness: install
 	@$(BIN)/buffet soundness

@@ -11,7 +11,7 @@ from typing import Any
 from buffet.evaluation import Evaluation, Exchanges, SentenceRow
 from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.experiments.rows import Row
-from buffet.report import CertifyReport, ModelInfo, Picture, Query, TaskResult, Token, Versions, together
+from buffet.report import CertifyReport, ModelInfo, Picture, QueryInfo, TaskResult, Token, Versions, together
 from buffet.report.words import FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
@@ -45,7 +45,7 @@ def answer(*tasks: TaskResult, eps: float | None = None, **changes: object) -> C
             Token(index=i, token=name, special=i in (0, 4), unknown=False) for i, name in enumerate(NAMES)
         ],
         "model": ModelInfo(name="tiny", labels=("negative", "positive"), layers=3, width=8),
-        "query": Query(
+        "query": QueryInfo(
             norm=2.0,
             eps=eps,
             method="baseline",
@@ -227,7 +227,7 @@ def evaluation(total: int = 60) -> Evaluation:
 
 
 def _evaluated(number: int, levels: tuple[float, ...]) -> SentenceRow:
-    """By turns proven, broken by one word, broken by two, open, answered wrongly, refused."""
+    """By turns proven, broken by one word, broken by two, open, misclassified, refused."""
     kind = number % 6
     broken = levels[kind - 1] if kind in (1, 2) else math.inf
     verdicts = ["falsified" if level >= broken and kind in (1, 2) else "certified" for level in levels]

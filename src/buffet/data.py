@@ -1,4 +1,4 @@
-"""Labelled sentences and what is verified on them: readers with every check, the paper's tasks.
+"""Labelled sentences: readers with every check.
 
 Data is a directory with `train.tsv`, `dev.tsv` and `test.tsv` (`sentence<TAB>label`), or a dataset of the
 Hugging Face hub (``hf:NAME`` or ``hf:NAME:CONFIGURATION``, with the extra ``buffet[data]``).
@@ -13,13 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from buffet.errors import BuffetError, one_line
+from buffet.errors import BuffetError, one_line, optional
 from buffet.system.files import read_text
-
-if TYPE_CHECKING:
-    from buffet.loading import Model
 
 HEADER = "sentence\tlabel"
 HUB = "hf:"
@@ -63,7 +60,7 @@ class Splits:
 
     @cached_property
     def dataset(self) -> Dataset | None:
-        """Which known dataset this is, told by its dev and test sentences and not by a name."""
+        """Which known dataset this is, recognised by its dev and test sentences, not by its name."""
         return next((known for known in DATASETS.values() if known.held_out == self.held_out), None)
 
 
@@ -73,8 +70,7 @@ class Dataset:
 
     title: str
     note: str  # what has to be said wherever results are shown
-    rows: tuple[int, int]  # of dev and test
-    held_out: str  # their hash
+    held_out: str  # the hash of dev and test
 
 
 DATASETS: Mapping[str, Dataset] = {
@@ -82,7 +78,6 @@ DATASETS: Mapping[str, Dataset] = {
         title="SST-2",
         note="SST-2: the training phrases and dev sentences of the GLUE benchmark, and the labelled test "
         "sentences of the Stanford Sentiment Treebank; the text has no explicit licence.",
-        rows=(872, 1_821),
         held_out="bd3baa957ed2ca21ff5e262d33efe608570a928ef909687a128c50dbb3b44f19",
     ),
     "yelp": Dataset(
@@ -90,31 +85,9 @@ DATASETS: Mapping[str, Dataset] = {
         note="This is the Yelp *sentence* set of Shen et al. (2017), de-duplicated and split again. It is "
         "not the Yelp Polarity set of Zhang et al. (2015), which has whole reviews: accuracies are not "
         "comparable with results on that set. The sentences are under Yelp's terms.",
-        rows=(2_000, 20_000),
         held_out="86a603f47dec07f16e938f3650ee022bf6284ec7dc05ff98b723650e2632df3f",
     ),
 }
-
-
-def read_sst2(directory: str | Path) -> Splits:
-    """SST-2 with its splits (67,349 / 872 / 1,821 rows before cleaning); anything else is refused."""
-    return _read_known("sst2", directory)
-
-
-def read_yelp(directory: str | Path) -> Splits:
-    """The Yelp sentence set with its splits (113,598 / 2,000 / 20,000 rows); anything else is refused."""
-    return _read_known("yelp", directory)
-
-
-def _read_known(name: str, directory: str | Path) -> Splits:
-    splits, expected = read_splits(directory), DATASETS[name]
-    if splits.dataset is not expected:
-        rows = " and ".join(f"{count:,}" for count in expected.rows)
-        raise BuffetError(
-            f"{directory}: dev.tsv and test.tsv are not those of {expected.title} ({rows} sentences): found"
-            f" {len(splits.dev):,} and {len(splits.test):,}; read_splits takes any data"
-        )
-    return splits
 
 
 def read_data(source: str | Path) -> Splits:
@@ -197,12 +170,7 @@ def _hash(*parts: Sequence[Example]) -> str:
 
 def read_hub(name: str) -> Splits:
     """The dataset ``NAME`` or ``NAME:CONFIGURATION`` of the hub, cleaned as `read_splits` does."""
-    try:
-        import datasets
-    except ImportError:
-        raise BuffetError(
-            f"{HUB}{name}: needs the package datasets (pip install 'buffet[data]'); or give a directory"
-        ) from None
+    datasets = optional("datasets", "data", f"{HUB}{name}: needs the package datasets")
     repository, _, configuration = name.partition(":")
     try:
         parts = datasets.load_dataset(repository, configuration or None)
@@ -244,58 +212,3 @@ def _hub_rows(rows: Iterable[Mapping[str, Any]], source: str) -> Iterator[Exampl
             )
         if sentence := " ".join(str(row[column]).split()):
             yield Example(sentence, row["label"])
-
-
-# --- verification tasks ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WordTask:
-    """A word of a sentence to be verified: `word` is its row in ``model.embed(sentence)``."""
-
-    sentence: str
-    label: int
-    word: int
-    token: str
-
-
-def sample_tasks(
-    model: Model,
-    examples: Sequence[Example],
-    count: int = 140,
-    longest: int = 32,
-    seed: int = 0,
-) -> tuple[WordTask, ...]:
-    """The paper's verification tasks: one random word in each of `count` random sentences.
-
-    A sentence takes part if it has at most `longest` tokens (special ones included) and `model` gives it
-    its label; special tokens and words outside the vocabulary are never chosen. Order and words depend on
-    the seed and the sentence alone, so two models share the tasks of the sentences both get right.
-    """
-    order = list(examples)
-    random.Random(seed).shuffle(order)
-    tasks: list[WordTask] = []
-    for example in order:
-        if len(tasks) == count:
-            break
-        if (task := _task(model, example, longest, seed)) is not None:
-            tasks.append(task)
-    if len(tasks) < count:
-        raise BuffetError(
-            f"{len(tasks)} of {len(order)} sentences can be verified on {model.name} (right answer, at most"
-            f" {longest} tokens), {count} were asked for: lower count, raise longest or give more sentences"
-        )
-    return tuple(tasks)
-
-
-def _task(model: Model, example: Example, longest: int, seed: int) -> WordTask | None:
-    try:
-        encoding = model.encode(example.sentence)
-    except BuffetError:  # no known word, or too long for the model: nothing to verify
-        return None
-    if len(encoding.tokens) > longest or not encoding.words:
-        return None
-    if int(model.logits(model.embed(example.sentence)).argmax()) != example.label:
-        return None
-    word = random.Random(f"{seed} {example.sentence}").choice(encoding.words)
-    return WordTask(example.sentence, example.label, word, encoding.tokens[word])

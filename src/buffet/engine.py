@@ -22,7 +22,7 @@ from buffet.regions import Region
 from buffet.system.parallel import side_by_side
 
 Trace = Callable[[list[int], int, Tensor], None]
-"""Is told tasks, the step of the optimiser, and their smallest margins before it."""
+"""Called with tasks, the step of the optimiser, and their smallest margins before it."""
 BATCH = 2 << 30
 """Bytes that several tasks together may take: more at once is no faster."""
 

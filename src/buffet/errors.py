@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ def one_line(value: object, limit: int = 300) -> str:
 def show(value: object) -> str:
     """A value as a message quotes it."""
     return one_line(one_line(repr(value)), 60)
+
+
+def optional(module: str, extra: str, purpose: str) -> Any:
+    """A package that buffet can do without, imported; if it is missing, the error says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise BuffetError(f"{purpose}: pip install 'buffet[{extra}]'") from None
 
 
 def explain(error: ValidationError) -> str:

@@ -7,8 +7,9 @@ rounded up. The digits are taken from the exact value of the float, so no second
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from html import escape
 
 DIGITS = 4
 NAMED = 12
@@ -39,6 +40,18 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
     if -4 <= power < digits + 2:
         return f"{short:f}"
     return f"{short:.{digits - 1}e}"
+
+
+def finite(value: float | None) -> float | None:
+    """The number as JSON can have it; None if it is infinite or NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A small table for notebooks; texts are escaped."""
+    lines = [("th", columns), *(("td", row) for row in rows)]
+    marked = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) for tag, cells in lines)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in marked)}</table>"
 
 
 def plural(count: int, word: str) -> str:

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from buffet.compositions import Composition, title
-from buffet.errors import BuffetError
-from buffet.printing import at_least, at_most, listed, norm_name, round_down, round_up
+from buffet.errors import optional
+from buffet.printing import at_least, at_most, finite, html_table, listed, norm_name, round_down, round_up
 from buffet.regions import Region
 from buffet.verdicts import Verdict, together
 
@@ -134,7 +134,7 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain JSON types: numbers as they are, None for what is infinite or not known."""
-        about = {**self.about.to_dict(), "label": self.label, "clean_margin": _finite(self.clean_margin)}
+        about = {**self.about.to_dict(), "label": self.label, "clean_margin": finite(self.clean_margin)}
         return {**about, "verdict": self.verdict, **self._numbers(), "tasks": list(self.records())}
 
     @abstractmethod
@@ -143,10 +143,7 @@ class Result(ABC):
 
     def to_frame(self) -> polars.DataFrame:
         """One row per task, as a table of polars (extra ``tables``)."""
-        try:
-            import polars
-        except ImportError:
-            raise BuffetError("tables need polars: pip install 'buffet[tables]'") from None
+        polars = optional("polars", "tables", "tables need polars")
         text, number = polars.String, polars.Float64
         columns: dict[str, Any] = {
             **dict.fromkeys(("model", "method", "region", "norm"), text),
@@ -169,17 +166,17 @@ class Result(ABC):
         answer = f"{about.model}: {what} (clean margin {round_down(self.clean_margin)})"
         heading = " · ".join((self.headline(4), about.place, about.method, answer))
         names = ("words", "certified", "attacked", "margin", "verdict")
-        table = [_line("th", names)]
-        for task, row in enumerate(self.records()):
-            cells = (
+        rows = (
+            (
                 about.moved(task),
                 at_least(row["certified"], row["eps"]),
                 at_most(row["attacked"], row["eps"]),
                 at_least(row["margin"]),
                 row["verdict"],
             )
-            table.append(_line("td", cells))
-        return f"<p>{escape(heading)}</p><table>{''.join(table)}</table>"
+            for task, row in enumerate(self.records())
+        )
+        return f"<p>{escape(heading)}</p>{html_table(names, rows)}"
 
     def _task(self, task: int) -> dict[str, Any]:
         """What moves in a task."""
@@ -228,7 +225,7 @@ class Verification(Result):
 
     def _numbers(self) -> dict[str, Any]:
         about = {"interrupted": True} if self.interrupted else {}
-        return {"margin": _finite(self.margin), "seconds": self.seconds, **about}
+        return {"margin": finite(self.margin), "seconds": self.seconds, **about}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Every task in plain types; `certified` is its ε if that is proven, `attacked` if it is broken."""
@@ -244,8 +241,8 @@ class Verification(Result):
                 "verdict": verdict,
                 "certified": eps if verdict == "certified" or eps is None else 0.0,
                 "attacked": eps if verdict == "falsified" else None,
-                "margin": _finite(least[task]),
-                "margins": dict(zip(others, map(_finite, margins), strict=True)),
+                "margin": finite(least[task]),
+                "margins": dict(zip(others, map(finite, margins), strict=True)),
                 "counterexample": None if point is None else point[moved["words"]].tolist(),
                 **({"tree": tree} if (tree := dict(enumerate(self.unfinished)).get(task)) else {}),
             }
@@ -302,7 +299,7 @@ class Radius(Result):
     def _numbers(self) -> dict[str, Any]:
         return {
             "certified": self.certified,
-            "attacked": _finite(self.attacked),
+            "attacked": finite(self.attacked),
             "evaluations": self.evaluations,
             "seconds": self.seconds,
             "attack_seconds": self.attack_seconds,
@@ -315,15 +312,7 @@ class Radius(Result):
                 "eps": None,
                 "verdict": verdict,
                 "certified": task.certified,
-                "attacked": _finite(task.attacked),
-                "margin": _finite(task.margin),
+                "attacked": finite(task.attacked),
+                "margin": finite(task.margin),
                 "evaluations": task.evaluations,
             }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _line(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buffet.cli import main
 from buffet.lab.random_models import RandomModel, model_of
-from buffet.lab.soundness import EXTREME, Progress, campaign, cases, spans
+from buffet.lab.soundness import EXTREME, CampaignState, campaign, cases, spans
 from buffet.lab.soundness.cases import Case, random_case
 from buffet.lab.soundness.exact_points import below, contained, exact_points
 from buffet.lab.soundness.extremes import THEMES, extreme_case
@@ -210,7 +210,7 @@ def test_a_network_depends_on_its_seed_alone() -> None:
     assert fractions_of(first.margins) == fractions_of(second.margins)
 
 
-def final(networks: int, points: int, seed: int, method: str) -> Progress:
+def final(networks: int, points: int, seed: int, method: str) -> CampaignState:
     *_, now = campaign(networks, points, seed, [method], EXTREME)
     return now
 

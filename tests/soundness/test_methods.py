@@ -12,7 +12,7 @@ from torch import Tensor
 from buffet.cli import main
 from buffet.engine import Engine, bound_margins
 from buffet.errors import BuffetError
-from buffet.lab.soundness import Progress, campaign, case_of, check_bounds, known_methods, points_of
+from buffet.lab.soundness import CampaignState, campaign, case_of, check_bounds, known_methods, points_of
 from buffet.lab.soundness.claims import check_margins, check_verdicts
 from buffet.lab.soundness.mutants import SEEDS, Mutant, Patch, evidence, hunt
 from buffet.lab.soundness.mutations import MUTANTS
@@ -27,7 +27,7 @@ QUICK = [m for m in COMMON[::2] if m.name not in ("one class", "own token", "NaN
 LEARNED = [name for name, method in METHODS.items() if method.optimise != "none"]
 
 
-def final(networks: int, methods: list[str] | None, seed: int = 0) -> Progress:
+def final(networks: int, methods: list[str] | None, seed: int = 0) -> CampaignState:
     *_, progress = campaign(networks, 60, seed, methods)
     return progress
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import mpmath
 import pytest
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from buffet.network.functions import FUNCTIONS
 from buffet.relaxations.elementwise import Lines, Side, default_slopes, relax, slope_range
+from reference_functions import REFERENCE
 
 NAMES = sorted(FUNCTIONS)
 POSITIVE = [n for n in NAMES if FUNCTIONS[n].domain == 0]
@@ -24,20 +24,6 @@ DTYPES = [torch.float64, torch.float32]
 Interval = tuple[float, float, float]
 # the same examples every time; a failure names its interval, so shrinking would only cost minutes
 QUICK = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-
-REFERENCE: dict[str, Callable[[mpf], mpf]] = {
-    "relu": lambda x: max(x, mpf(0)),
-    "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
-    "gelu_tanh": lambda x: (
-        x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpf("0.044715") * x**3)))
-    ),
-    "tanh": mpmath.tanh,
-    "exp": mpmath.exp,
-    "reciprocal": lambda x: 1 / x,
-    "sqrt": mpmath.sqrt,
-    "rsqrt": lambda x: 1 / mpmath.sqrt(x),
-    "square": lambda x: x * x,
-}
 
 
 def real(*values: float) -> Tensor:

@@ -18,7 +18,7 @@ from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.network import Affine, Apply, Builder, First, Mean, Mix, Rescale, Scores
-from buffet.regions import Box, LpBall
+from buffet.regions import LpBall
 
 EXACT = {
     "relu": torch.relu,
@@ -289,8 +289,6 @@ def test_what_is_not_supported_is_said() -> None:
     program = small().program64
     with pytest.raises(BuffetError, match="with a size"):
         zonotope.margins(program, LpBall(x, [0], 2), 0)
-    with pytest.raises(BuffetError, match="got Box"):
-        zonotope.margins(program, Box(x, x - 0.1, x + 0.1, [0]), 0)
     with pytest.raises(BuffetError, match="at least 1"):
         zonotope.margins(program, LpBall(x, [0], 2, 0.1), 0, symbols=0)
 

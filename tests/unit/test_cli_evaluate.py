@@ -76,10 +76,10 @@ def test_the_exit_code_says_whether_enough_is_proven(run: Run, home: Path, given
 @pytest.mark.parametrize(
     ("options", "needle"),
     [
-        ((), "give either --eps"),
-        (("--eps", "0.1", "--typos", "2"), "give either --eps"),
+        ((), "give either eps"),
+        (("--eps", "0.1", "--typos", "2"), "give either eps"),
         (("--eps", "0.1,x"), "--eps: got 'x'"),
-        (("--eps", "0.1", "--at-most", "2"), "--at-most and --skip-unknown go with"),
+        (("--eps", "0.1", "--at-most", "2"), "at most and skip unknown go with"),
         (("--eps", "0.1", "--min", "1.5"), "--min: got 1.5"),
         (("--eps", "0.1", "--workers", "0"), "--workers: got 0"),
         (("--eps", "0.1", "--budget", "0"), "budget 0"),
@@ -89,7 +89,7 @@ def test_the_exit_code_says_whether_enough_is_proven(run: Run, home: Path, given
         (("--eps", "0.1", "--html", "nowhere/page.html"), "no directory nowhere"),
         (("--eps", "0.1", "-o", "nowhere/rows.ndjson"), "no directory nowhere"),
         (("--typos", "1", "--at-most", "1,two"), "--at-most: got 'two'"),
-        (("--typos", "1", "--norm", "1"), "--norm and --words go with --eps"),
+        (("--typos", "1", "--norm", "1"), "norm and words go with eps"),
         (("--synonyms", "nowhere.json"), "nowhere.json"),
     ],
 )

@@ -1,9 +1,8 @@
-"""Datasets: every row is checked, nothing leaks, and verification tasks repeat."""
+"""Datasets: every row is checked, and nothing leaks."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,9 @@ from buffet.data import (
     hub_splits,
     read_data,
     read_splits,
-    read_sst2,
     read_tsv,
-    read_yelp,
-    sample_tasks,
 )
 from buffet.errors import BuffetError
-from buffet.loading import Model, load
-
-Reader = Callable[[Path], Splits]
 
 
 def test_leaked_and_repeated_sentences_are_dropped(tmp_path: Path) -> None:
@@ -62,20 +55,6 @@ def test_bad_data_is_refused(tmp_path: Path, content: bytes, complaint: str) -> 
     assert "\n" not in str(caught.value)
     with pytest.raises(BuffetError, match=r"dev\.tsv|train\.tsv"):
         read_splits(tmp_path)
-
-
-def write_parts(directory: Path, **parts: str) -> Path:
-    for name, text in parts.items():
-        (directory / f"{name}.tsv").write_text("sentence\tlabel\n" + text)
-    return directory
-
-
-@pytest.mark.parametrize(("read", "title"), [(read_sst2, "SST-2"), (read_yelp, "Yelp sentences")])
-def test_other_data_is_not_taken_for_a_known_dataset(tmp_path: Path, read: Reader, title: str) -> None:
-    write_parts(tmp_path, train="good\t1\nbad\t0\n", dev="fine\t1\n", test="poor\t0\n")
-    assert read_data(tmp_path).dataset is None
-    with pytest.raises(BuffetError, match=f"not those of {title}.*found 1 and 1"):
-        read(tmp_path)
 
 
 def test_a_dataset_is_known_by_its_held_out_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,54 +111,3 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(BuffetError, match=r"hf:stanfordnlp/sst2: needs .*pip install 'buffet\[data\]'"):
         read_data("hf:stanfordnlp/sst2")
-
-
-# --- verification tasks ------------------------------------------------------------------------------------
-
-SENTENCES = (
-    "a gripping , moving film",
-    "a dull and lifeless mess",
-    "one of the best films of the year",
-    "too slow , too long and too little happens",
-    "a warm and funny story xyzzyqq",
-    "the plot is a disaster qqzzq",
-)
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return load()
-
-
-@pytest.fixture(scope="module")
-def examples(model: Model) -> list[Example]:
-    """Sentences with the label the model gives them."""
-    return [Example(text, int(model.logits(model.embed(text)).argmax())) for text in SENTENCES]
-
-
-def test_tasks_are_words_of_sentences_the_model_gets_right(model: Model, examples: list[Example]) -> None:
-    wrong = Example("a joyless , tedious film", 1 - examples[1].label)
-    unknown = Example("xyzzyqq qqzzq", 1)
-    for seed in range(8):
-        tasks = sample_tasks(model, [*examples, wrong, unknown], count=6, longest=12, seed=seed)
-        assert {(task.sentence, task.label) for task in tasks} == {(e.sentence, e.label) for e in examples}
-        for task in tasks:
-            assert model.tokens(task.sentence)[task.word] == task.token
-            assert not model.special(task.sentence)[task.word]
-            assert not model.unknown(task.sentence)[task.word]
-
-
-def test_tasks_depend_on_the_seed_and_the_sentence_alone(model: Model, examples: list[Example]) -> None:
-    first = sample_tasks(model, examples, count=4, longest=12, seed=1)
-    assert sample_tasks(model, examples, count=4, longest=12, seed=1) == first
-    assert {sample_tasks(model, examples, count=4, longest=12, seed=s) for s in range(4)} != {first}
-    words = {task.sentence: task.word for task in first}
-    every = sample_tasks(model, examples, count=6, longest=12, seed=1)
-    assert all(task.word == words[task.sentence] for task in every if task.sentence in words)
-
-
-def test_too_few_sentences_are_an_error(model: Model, examples: list[Example]) -> None:
-    short = sample_tasks(model, examples, count=2, longest=7)
-    assert all(len(model.tokens(task.sentence)) <= 7 for task in short)
-    with pytest.raises(BuffetError, match=r"2 of 6 sentences .* 140 were asked for"):
-        sample_tasks(model, examples, longest=7)

@@ -163,7 +163,7 @@ def test_what_one_level_tells_about_others_is_not_asked() -> None:
     assert left == pytest.approx(5, abs=0.5)
 
 
-def test_a_spent_budget_leaves_sentences_open_and_nothing_proven_wrongly(model: Model, home: Path) -> None:
+def test_a_spent_budget_leaves_sentences_open_and_proves_nothing_false(model: Model, home: Path) -> None:
     found = evaluate(model, home / "data.tsv", eps=[0.3, 1.0], budget=1e-6)
     assert found.certified == 0
     assert found.open + found.certified + (found.clean - found.attacked) == pytest.approx(found.clean)
@@ -244,7 +244,7 @@ def test_odd_data_is_refused(model: Model, data: Any, needle: str) -> None:
     [
         ({}, "give either eps"),
         ({"eps": 0.1, "typos": 2}, "give either eps"),
-        ({"eps": 0.1, "at_most": 2}, "at_most and skip_unknown go with"),
+        ({"eps": 0.1, "at_most": 2}, "at most and skip unknown go with"),
         ({"eps": -1.0}, "eps: got -1.0"),
         ({"eps": [0.1, math.nan]}, "eps: got 0.1, nan"),
         ({"eps": []}, "eps: got 0 of them"),
@@ -307,9 +307,9 @@ def test_intervals_are_those_of_clopper_and_pearson(count: int, of: int, low: fl
 
 def test_shares_are_rounded_to_the_safe_side() -> None:
     third = Share(1, 3, False)
-    assert (third.told(up=False), third.told(up=True), third.interval) == ("0.3333", "0.3334", None)
-    assert (Share(33, 40, False).told(up=False), Share(33, 40, False).told(up=True)) == ("0.8250", "0.8250")
-    assert Share(1, 3, True).told(up=False) == "0.3333 [0.00, 0.91]"
+    assert (third.text(up=False), third.text(up=True), third.interval) == ("0.3333", "0.3334", None)
+    assert (Share(33, 40, False).text(up=False), Share(33, 40, False).text(up=True)) == ("0.8250", "0.8250")
+    assert Share(1, 3, True).text(up=False) == "0.3333 [0.00, 0.91]"
 
 
 # ------------------------------------------------------------------------------------------ rows, results
@@ -354,7 +354,7 @@ def test_rows_of_something_else_are_refused(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_result_reads_in_every_form(moved: Evaluation) -> None:
-    assert repr(moved).startswith(f"Evaluation(clean {moved.worst.clean.told(up=True)}, eps=1.0: certified")
+    assert repr(moved).startswith(f"Evaluation(clean {moved.worst.clean.text(up=True)}, eps=1.0: certified")
     assert "each word on its own moved within L2 balls · baseline · 4 sentences of data.tsv" in repr(moved)
     assert moved._repr_html_().count("<tr>") == 4
     plain = json.loads(json.dumps(moved.to_dict(), allow_nan=False))

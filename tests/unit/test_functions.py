@@ -10,21 +10,9 @@ import torch
 from torch import Tensor
 
 from buffet.network.functions import FUNCTIONS
+from reference_functions import REFERENCE
 
 NAMES = sorted(FUNCTIONS)
-REFERENCE = {
-    "relu": lambda x: max(x, mpmath.mpf(0)),
-    "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
-    "gelu_tanh": lambda x: (
-        x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
-    ),
-    "tanh": mpmath.tanh,
-    "exp": mpmath.exp,
-    "reciprocal": lambda x: 1 / x,
-    "sqrt": mpmath.sqrt,
-    "rsqrt": lambda x: 1 / mpmath.sqrt(x),
-    "square": lambda x: x * x,
-}
 
 
 def grid(name: str, reach: float = 12.0, points: int = 4001) -> Tensor:

@@ -102,6 +102,8 @@ def test_groups_of_words_share_what_is_left_of_a_budget(tmp_path, capsys):
         memory=None,
         threads=None,
         device="cpu",
+        pair=None,
+        command="",
     )
     assert _until(request, time.perf_counter() + 800.0, 0.25).budget == pytest.approx(200.0, rel=0.1)
     assert _until(request, time.perf_counter() - 800.0).budget == LEAST_BUDGET

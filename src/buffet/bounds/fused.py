@@ -78,7 +78,7 @@ def assembled(
     chunks: Sequence[tuple[Float[Tensor, "tasks inputs tokens _"], Float[Tensor, "tasks tokens _"]]],
     sizes: Sequence[int],
 ) -> tuple[Float[Tensor, "2 tasks tokens features inputs1"], ...]:
-    """Lower and upper forms of some nodes, of so many features each, from chunks of their rows.
+    """Lower and upper forms of some nodes, with their numbers of features, from chunks of their rows.
 
     A chunk has lower forms (coefficients and constants) of some features, and then of their negatives.
     """

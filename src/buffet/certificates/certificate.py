@@ -90,7 +90,7 @@ def certify_to(
 ) -> Certificate:
     """Prove every task of a region and write the proofs to one file that ``buffet check`` accepts.
 
-    Tasks that are not proven as a whole are cut: with a `budget` until so many seconds have passed, else
+    Tasks that are not proven as a whole are cut: with a `budget` until that many seconds have passed, else
     where they are close to a proof, a few times.
 
     With the `text` that the region's rows are the embeddings of, the certificate names its tokens, which are

@@ -124,7 +124,7 @@ def _built() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0 certified (or simply done), 1 not certified, 2 a usage or input error, told in one line on stderr.
+    0 certified (or simply done), 1 not certified, 2 a usage or input error, reported in one line on stderr.
     """
     spin_briefly()
     keep_freed_memory()

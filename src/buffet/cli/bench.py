@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from buffet.cli.options import DEVICE_HELP, parse_memory
+from buffet.cli.options import parse_memory
+from buffet.cli.parameters import Device, Json
 from buffet.cli.terminal import print_json, print_rows, progress_bar
 from buffet.errors import BuffetError
-from buffet.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from buffet.lab.bench.cases import BenchCase, Named
+    from buffet.lab.bench.cases import BenchCase
     from buffet.lab.bench.comparison import Change
-    from buffet.lab.bench.running import Limits, Row
+    from buffet.lab.bench.running import BenchLimits, BenchRow
     from buffet.lab.peers import Rivalry
 
 EXAMPLES = (
@@ -27,9 +26,8 @@ EXAMPLES = (
     "buffet bench --methods baseline,backward --json > before.json",
     "buffet bench --methods baseline,backward --against before.json --fail-above 1.2",
     "buffet bench --layers 12 --tokens 16 --width 128 --methods baseline,backward,backward/2 --limit 600",
-    "buffet bench --full --out out/bench",
+    "buffet bench --full --json > bench.json",
     "buffet bench --peer auto_LiRPA",
-    "buffet bench --estimate --layers 12 --tokens 64 --width 768",
 )
 SIZES = ("layers", "tokens", "width", "inner", "pooling", "words")
 
@@ -50,13 +48,9 @@ def bench(
     full: Annotated[bool, typer.Option("--full", help="The whole grid. It takes hours.")] = False,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="CPU time for one case.")] = 60.0,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for one case.")] = "8GB",
-    device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also write bench.json, growth.svg and growth.png there."),
-    ] = None,
+    device: Device = "cpu",
     against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compare with what --json or --out wrote before.")
+        Path | None, typer.Option(metavar="FILE", help="Compare with what --json printed before.")
     ] = None,
     fail_above: Annotated[
         float | None,
@@ -70,10 +64,7 @@ def bench(
             "**zonotope** (as DeepT-Fast, comes with buffet).",
         ),
     ] = None,
-    estimated: Annotated[
-        bool, typer.Option("--estimate", help="Run small networks only, and say what the cases should cost.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure CPU time, wall time, memory and the achieved share of the matmul rate of one verification.
 
@@ -87,42 +78,35 @@ def bench(
 
     Exit code 0: done. 1: slower than **--fail-above** allows. 2: bad input, or no such peer.
     """
-    from buffet.lab.bench.cases import NAMED, selection
+    from buffet.lab.bench.cases import FIXED, selection
     from buffet.lab.bench.comparison import compare
-    from buffet.lab.bench.growth import curves, draw
-    from buffet.lab.bench.running import Limits, document, run_cases
+    from buffet.lab.bench.running import BenchLimits, document, run_cases
     from buffet.system.devices import device_named
 
     if fail_above is not None and not (against and 0 < fail_above < math.inf):
         raise BuffetError("--fail-above: give a ratio above 0, and --against with it")
-    if peer is not None and (out or against):
-        raise BuffetError("--peer: prints a comparison of its own; leave --out and --against out")
+    if peer is not None and against:
+        raise BuffetError("--peer: prints a comparison of its own; leave --against out")
     old = _read(against) if against else None
     sizes = _numbers("--layers", layers), _numbers("--tokens", tokens), _numbers("--width", width)
     chosen = [name.strip() for name in methods.split(",")] if methods else []
     grid = selection(*sizes, chosen, words, full=full)
-    named = [] if any(sizes) or words > 1 else [n for n in NAMED if not chosen or n.case.method in chosen]
-    cases = list(dict.fromkeys([*(n.case for n in named), *grid]))
-    limits = Limits(limit, parse_memory(memory))
+    fixed = [] if any(sizes) or words > 1 else [c for c in FIXED if not chosen or c.method in chosen]
+    cases = list(dict.fromkeys([*fixed, *grid]))
+    limits = BenchLimits(limit, parse_memory(memory))
     device_named(device)
-    if estimated:
-        _estimate(cases, device, json)
-        return
     if peer is not None:
         _peer(peer, cases, limits, device, json)
         return
-    rows: list[Row] = []
-    for row in _watched(run_cases(cases, limits, device), len(cases)):
-        rows.append(row)
-        if out:  # an interruption leaves what was measured by then
-            _write(out, document(rows, device))
-    if out and (lines := curves(rows)):
-        for name, picture in draw(lines).items():
-            write_atomically(out / name, picture)
+    rows: list[BenchRow] = []
+    try:
+        rows.extend(_watched(run_cases(cases, limits, device), len(cases)))
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted after {len(rows)} of {len(cases)} cases", err=True)
     if json:
         print_json(document(rows, device))
     elif old is None:
-        _print(rows, named)
+        _print(rows)
     if old is not None:
         changes, notes = compare(old, rows)
         if not json:
@@ -138,20 +122,13 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[BenchRow]:
     from buffet.lab.bench.running import read_document
 
     try:
         return read_document(path.read_text(), str(path))
     except UnicodeDecodeError:
         raise BuffetError(f"{path}: no measurements; give a file that 'buffet bench --json' wrote") from None
-
-
-def _write(folder: Path, found: dict[str, object]) -> None:
-    import json
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "bench.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
 
 
 def _sizes(case: BenchCase) -> tuple[str, ...]:
@@ -184,40 +161,15 @@ def _cells(columns: Cells, found: Any) -> list[str]:
     return [cell(found) for cell in columns.values()]
 
 
-def _print(rows: Sequence[Row], named: Sequence[Named]) -> None:
-    from buffet.lab.bench.growth import AXES, QUANTITIES, curves
+def _print(rows: Sequence[BenchRow]) -> None:
+    def cells(row: BenchRow) -> list[str]:
+        found = [row.reason or ""] if row.measurement is None else _cells(COSTS, row.measurement)
+        return [*_sizes(row.case), *found]
 
-    references = {n.case: n for n in named}
-
-    def cells(row: Row) -> list[str]:
-        m, known = row.measurement, references.get(row.case)
-        if m is None:
-            return [*_sizes(row.case), row.reason or ""]
-        found = [*_sizes(row.case), *_cells(COSTS, m)]
-        if known and known.units is not None:
-            memory = f", {known.megabytes:g} MB" if known.megabytes else ""
-            found += [f"{known.units:g} M{memory}", f"{known.units / m.units:.0f} ×"]
-        return found
-
-    fixed, others = [r for r in rows if r.case in references], [r for r in rows if r.case not in references]
-    for part, more in ((fixed, ("auto_LiRPA 0.7.1", "less by")), (others, ())):
-        if part:
-            print_rows(("method", *SIZES, *COSTS, *more), map(cells, part))
-            typer.echo()
-    if lines := curves(rows):
-        exponents = {(c.method, c.axis, q): f"^{c.exponent(q):.2f}" for c in lines for q in QUANTITIES}
-        columns = list(product(AXES, QUANTITIES))
-        print_rows(
-            ("growth", *(f"{axis}: {quantity}" for axis, quantity in columns)),
-            [
-                (method, *(exponents.get((method, *column), "") for column in columns))
-                for method in dict.fromkeys(line.method for line in lines)
-            ],
-        )
-        typer.echo()
+    print_rows(("method", *SIZES, *COSTS), map(cells, rows))
     if units := [1e3 * row.measurement.unit_seconds for row in rows if row.measurement]:
         typer.echo(
-            f"M: one 1024³ float32 matrix product, {min(units):.0f} to {max(units):.0f} ms here. ±: between"
+            f"\nM: one 1024³ float32 matrix product, {min(units):.0f} to {max(units):.0f} ms here. ±: between"
             " the quartiles of the repetitions. of rate: share of the rate of M."
         )
 
@@ -234,7 +186,7 @@ def _print_changes(changes: Sequence[Change], notes: Sequence[str]) -> None:
     typer.echo(f"\n{len(changes)} cases, ratio {mean:.2f} on average; M cancels what the machine does.")
 
 
-def _peer(name: str, cases: Sequence[BenchCase], limits: Limits, device: str, json: bool) -> None:
+def _peer(name: str, cases: Sequence[BenchCase], limits: BenchLimits, device: str, json: bool) -> None:
     from buffet.lab.peers import peer_named, run_rivals
 
     peer = peer_named(name)
@@ -266,28 +218,6 @@ def _compared(rivalry: Rivalry) -> tuple[str, ...]:
         f"{m.peer_megabytes:.0f}",
         "" if memory is None else f"{m.peer_megabytes / max(memory, 1.0):.1f} ×",
         *bounds,
-    )
-
-
-def _estimate(cases: Sequence[BenchCase], device: str, json: bool) -> None:
-    from buffet.lab.bench.estimates import Machine, estimate
-
-    machine = Machine.here(device)
-    found = list(_watched(((case, estimate(case)) for case in cases), len(cases)))
-    if json:
-        print_json([{"case": asdict(c), **asdict(e), "seconds": machine.seconds(e)} for c, e in found])
-        return
-    columns: Cells = {
-        "GFLOP": lambda e: f"{e.flops / 1e9:.2f}",
-        "GB moved": lambda e: f"{e.moved_bytes / 1e9:.2f}",
-        "M": lambda e: f"{machine.seconds(e) / machine.unit_seconds:.1f}",
-        "seconds": lambda e: f"{machine.seconds(e):.2f}",
-        "peak MB": lambda e: f"{e.peak_bytes / 1e6:.0f}",
-    }
-    print_rows(("method", *SIZES, *columns), [(*_sizes(c), *_cells(columns, e)) for c, e in found])
-    typer.echo(
-        f"\nHere: {machine.flop_rate / 1e9:.0f} GFLOP/s in products, {machine.byte_rate / 1e9:.1f} GB/s"
-        " elsewhere. Larger cases are extrapolated from smaller ones (docs/scaling.md)."
     )
 
 

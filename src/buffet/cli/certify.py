@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.options import DEVICE_HELP, parse_eps, parse_memory, parse_norm, within
+from buffet.cli.options import parse_eps, parse_memory, parse_norm, typed, within
+from buffet.cli.parameters import Device, Html, Json, Method, Model, MostSynonyms, Norm, SkipUnknown
 from buffet.cli.terminal import print_json, progress_bar
 from buffet.compositions import PARTS
 from buffet.errors import BuffetError
@@ -17,6 +18,7 @@ from buffet.system.interruption import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from buffet.cli.request import Request
+    from buffet.cli.substitution import Exchange
 
 EXAMPLES = (
     'buffet certify "a gripping , moving film"',
@@ -33,6 +35,10 @@ EXAMPLES = (
     "buffet certify digits:17 --model digits-vit --norm inf --words together",
 )
 
+REPLACEABLE = (*PARTS, "steps", "rate", "window", "cells")
+"""What may be replaced in a method."""
+OF_THIS_MACHINE = ("html", "json", "trace", "certificate", "threads", "memory")
+"""Options that do not change the answer: the command that repeats it does without them."""
 CHOICES = {part: ", ".join(names) for part, names in PARTS.items()}
 
 
@@ -60,10 +66,7 @@ def certify(
             " can be made.",
         ),
     ] = None,
-    most_synonyms: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Only the first N synonyms of every word. Default: all."),
-    ] = None,
+    most_synonyms: MostSynonyms = None,
     swap: Annotated[
         list[str] | None,
         typer.Option(metavar="WORD=A,B", help="Exchange this word for these; may be given several times."),
@@ -84,21 +87,8 @@ def certify(
             " for each.",
         ),
     ] = None,
-    skip_unknown: Annotated[
-        bool,
-        typer.Option(
-            "--skip-unknown",
-            help="Leave out substitutes that are not in the vocabulary. By default the model reads [UNK].",
-        ),
-    ] = False,
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|DIR|OWNER/MODEL",
-            help="An embedded model (see **buffet models**), a checkpoint directory, or a model of the"
-            " Hugging Face Hub (needs buffet[hf]).",
-        ),
-    ] = DEFAULT,
+    skip_unknown: SkipUnknown = False,
+    model: Model = DEFAULT,
     words: Annotated[
         str,
         typer.Option(
@@ -109,9 +99,7 @@ def certify(
         ),
     ] = "all",
     special: Annotated[bool, typer.Option("--special", help="Special tokens may be moved too.")] = False,
-    norm: Annotated[
-        str, typer.Option(metavar="P", help="The norm of a move: 1, 2, inf, or any p ≥ 1.")
-    ] = "2",
+    norm: Norm = "2",
     eps: Annotated[
         str | None,
         typer.Option(
@@ -119,9 +107,7 @@ def certify(
             help="Verify moves of this size. Without it, the largest certified size is searched.",
         ),
     ] = None,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="How bounds are computed (see **buffet methods**).")
-    ] = "buffet",
+    method: Method = "buffet",
     propagation: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Replace the method's propagation: {CHOICES['propagation']}."),
@@ -189,8 +175,8 @@ def certify(
             metavar="CLASS", help="The class to defend, by name or index. Default: the model's answer."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a report page.")] = None,
+    json: Json = False,
+    html: Html = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
@@ -227,7 +213,7 @@ def certify(
             " one word takes, and several at once within 2GB.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Prove how far the words of a sentence can move before the model may change its answer.
 
@@ -242,11 +228,10 @@ def certify(
 
     Exit code 0: every task certified (without --eps: every radius above 0). 1: not certified. 2: bad input.
     """
-    from buffet.cli.answer import print_report
-    from buffet.cli.request import Request, certify_to, end_of, run
-    from buffet.cli.substitution import Exchange, answer, parse_at_most, print_words
+    given = dict(locals())
+    from buffet.cli.request import Request
+    from buffet.cli.substitution import Exchange, parse_at_most
     from buffet.query import checked_budget
-    from buffet.report import render_html, render_substitutions
     from buffet.system.devices import device_named
 
     request = Request(
@@ -257,17 +242,7 @@ def certify(
         norm=parse_norm(norm),
         eps=parse_eps(eps),
         method=method,
-        parts={
-            "propagation": propagation,
-            "product": product,
-            "softmax": softmax,
-            "optimise": optimise,
-            "steps": steps,
-            "rate": rate,
-            "start": start,
-            "window": window,
-            "cells": cells,
-        },
+        parts={part: given[part] for part in REPLACEABLE},
         search=search,
         budget=budget if budget is None else checked_budget(budget),
         trace=trace,
@@ -279,6 +254,7 @@ def certify(
         threads=None if threads is None else within("--threads", threads, 1, 4096),
         device=str(device_named(device)),
         pair=pair,
+        command=typed(certify, given, "text", without=OF_THIS_MACHINE),
     )
     exchange = Exchange(
         synonyms, most_synonyms, tuple(swap or ()), typos, parse_at_most(at_most), skip_unknown
@@ -287,22 +263,38 @@ def certify(
         raise BuffetError("--most-synonyms: is about --synonyms; give a file of them")
     if exchange.asked:
         _check_exchange(request, certificate)
-        if html is not None:
-            check_writable(html)
-        with progress_bar("certifying"):
-            about = answer(request, exchange)
-        if html is not None:
-            write_atomically(html, render_substitutions(about))
-        if json:
-            print_json(about.model_dump(mode="json"))
-        else:
-            print_words(about, html)
-        raise typer.Exit(0 if about.verdict == "certified" else 1)
-    if at_most is not None or skip_unknown:
+        verdict = _exchanged(request, exchange, html, json)
+    elif at_most is not None or skip_unknown:
         raise BuffetError(
             "--at-most, --skip-unknown: are about --synonyms, --swap or --typos; give one of them"
         )
-    _check(request, html, certificate)
+    else:
+        _check(request, html, certificate)
+        verdict = _moved(request, html, certificate, json)
+    raise typer.Exit(0 if verdict == "certified" else 1)
+
+
+def _exchanged(request: Request, exchange: Exchange, html: Path | None, json: bool) -> str:
+    """Answer about exchanged words, and return the verdict."""
+    from buffet.cli.substitution import answer, print_words
+    from buffet.report import render_substitutions
+
+    if html is not None:
+        check_writable(html)
+    with progress_bar("certifying"):
+        about = answer(request, exchange)
+    if html is not None:
+        write_atomically(html, render_substitutions(about))
+    print_json(about.model_dump(mode="json")) if json else print_words(about, html)
+    return about.verdict
+
+
+def _moved(request: Request, html: Path | None, certificate: Path | None, json: bool) -> str:
+    """Answer about moved words, and return the verdict."""
+    from buffet.cli.answer import print_report
+    from buffet.cli.request import certify_to, end_of, run
+    from buffet.report import render_html
+
     for option in _idle(request):
         typer.echo(f"{option}: has no effect here", err=True)
     with progress_bar("certifying") as progress, terminated_as_interrupted():
@@ -312,15 +304,12 @@ def certify(
             certify_to(certificate, request, report, end)
     if certificate is not None:
         proven = report.verdict == "certified"
-        text = "checked and written" if proven else "not written, as not every task is certified"
-        typer.echo(f"{certificate}: {text}", err=True)
+        outcome = "checked and written" if proven else "not written, as not every task is certified"
+        typer.echo(f"{certificate}: {outcome}", err=True)
     if html is not None:
         write_atomically(html, render_html(report))
-    if json:
-        print_json(report.model_dump(mode="json"))
-    else:
-        print_report(report, html)
-    raise typer.Exit(0 if report.verdict == "certified" else 1)
+    print_json(report.model_dump(mode="json")) if json else print_report(report, html)
+    return report.verdict
 
 
 def _check_exchange(request: Request, certificate: Path | None) -> None:
@@ -358,7 +347,7 @@ def _check(request: Request, html: Path | None, certificate: Path | None) -> Non
 
 def _idle(request: Request) -> list[str]:
     """Options that were given and change nothing."""
-    idle = ("steps", "rate", "start") if request.chosen.optimise == "none" else ()
+    idle = () if request.chosen.optimiser.learns else ("steps", "rate", "start")
     options = [f"--{name}" for name in idle if request.parts[name] is not None]
     if request.eps is not None and request.search != "secant":
         options.append("--search")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from buffet.cli.parameters import Json
 from buffet.errors import BuffetError
 from buffet.loading.directories import DEFAULT, available, locate
 
@@ -30,7 +31,7 @@ def check(
             help="The model it is about: an embedded one, a directory, a file in ONNX.",
         ),
     ] = DEFAULT,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Check a certificate: every line, every interval and every sum again, with rigorous rounding.
 

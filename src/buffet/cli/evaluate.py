@@ -1,4 +1,4 @@
-"""`buffet evaluate`: how much of a data set is answered rightly, proven, broken and open."""
+"""`buffet evaluate`: how much of a data set is classified correctly, proven, broken and open."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.options import DEVICE_HELP, parse_eps, parse_norm, typed, within
+from buffet.cli.options import parse_eps, parse_norm, typed, within
+from buffet.cli.parameters import (
+    GPUS,
+    Address,
+    Backend,
+    Device,
+    Html,
+    Json,
+    Method,
+    Model,
+    MostSynonyms,
+    Norm,
+    RetryFailed,
+    SkipUnknown,
+    Workers,
+)
 from buffet.cli.running import (
-    ADDRESS_HELP,
-    BACKEND_HELP,
-    GPUS_HELP,
     check_backend,
     chosen_fleet,
     shown_progress,
@@ -23,7 +35,7 @@ from buffet.printing import duration
 from buffet.system.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
-    from buffet.evaluation import Evaluation, Question
+    from buffet.evaluation import Evaluation
 
 EXAMPLES = (
     "buffet evaluate --data dev.tsv --eps 0.1,0.2,0.5",
@@ -47,19 +59,12 @@ def evaluate(
     part: Annotated[
         str, typer.Option(metavar="NAME", help="Of a directory or of the Hub: **test** or **dev**.")
     ] = "test",
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|DIR|OWNER/MODEL",
-            help="An embedded model (see **buffet models**), a checkpoint directory, or a model of the"
-            " Hugging Face Hub (needs buffet[hf]).",
-        ),
-    ] = DEFAULT,
+    model: Model = DEFAULT,
     eps: Annotated[
         str | None,
         typer.Option(metavar="SIZE[,SIZE…]", help="Words move within balls of this size; several: a curve."),
     ] = None,
-    norm: Annotated[str, typer.Option(metavar="P", help="The norm of a move: 1, 2, inf, any p ≥ 1.")] = "2",
+    norm: Norm = "2",
     words: Annotated[
         str,
         typer.Option(
@@ -71,9 +76,7 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Words are exchanged for these: JSON, word → list of words."),
     ] = None,
-    most_synonyms: Annotated[
-        int | None, typer.Option(metavar="N", help="Only the first N synonyms of every word. Default: all.")
-    ] = None,
+    most_synonyms: MostSynonyms = None,
     typos: Annotated[
         int, typer.Option(metavar="N", help="Words are exchanged for up to N misspellings each.")
     ] = 0,
@@ -83,20 +86,15 @@ def evaluate(
             metavar="K[,K…]", help="Words that are exchanged at once, **all** for all; several: a curve."
         ),
     ] = "all",
-    skip_unknown: Annotated[
-        bool,
-        typer.Option("--skip-unknown", help="Leave out substitutes that are not in the vocabulary."),
-    ] = False,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="How bounds are computed (see **buffet methods**).")
-    ] = "buffet",
+    skip_unknown: SkipUnknown = False,
+    method: Method = "buffet",
     budget: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Time for a sentence; what is open then stays open."),
+        typer.Option(metavar="SECONDS", help="Time per sentence; what is still open then stays open."),
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(metavar="N", help="So many sentences at random, with confidence intervals (95 %)."),
+        typer.Option(metavar="N", help="Only N sentences, drawn at random, with 95 % confidence intervals."),
     ] = None,
     seed: Annotated[
         int, typer.Option(metavar="N", help="Seed of the sample, the attacks and the misspellings.")
@@ -114,34 +112,30 @@ def evaluate(
             help="The file of rows, one per sentence: the same command goes on.",
         ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a page to look at.")] = None,
+    html: Html = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a line per sentence and level.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes. Default: as many as there are cores.")
-    ] = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help=BACKEND_HELP)] = "local",
-    address: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=ADDRESS_HELP)] = None,
-    gpus: Annotated[float, typer.Option(metavar="N", help=GPUS_HELP)] = 0.0,
-    device: Annotated[str, typer.Option(metavar="NAME", help=DEVICE_HELP)] = "cpu",
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try sentences again whose row says failed.")
-    ] = False,
+    json: Json = False,
+    workers: Workers = None,
+    backend: Backend = "local",
+    address: Address = None,
+    gpus: Annotated[float, GPUS] = 0.0,
+    device: Device = "cpu",
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Prove as many answers of a data set as can be proven, and try to break the others.
 
-    Three accuracies are reported. **clean**: the share of sentences that the model answers rightly.
-    **certified**: rightly, and proven for all that may be done to their words. **under attack**: rightly, and
-    no counterexample was found. The true robust accuracy lies between the last two; **open** is what lies
-    between. Certified is rounded down, all others up.
+    Three accuracies are reported. **clean**: the share of sentences that the model classifies correctly.
+    **certified**: correctly, and proven for everything that may be done to their words. **under attack**:
+    correctly, and no counterexample was found. The true robust accuracy lies between the last two; **open**
+    is what lies between. Certified is rounded down, all others up.
 
     Give **--eps** for words whose embeddings move in balls, or **--synonyms** or **--typos** (or both) for
     words that are exchanged. What is proven at one level is proven at all smaller ones, and what breaks at
     one breaks at all larger ones, so a curve costs little more than its hardest point.
 
-    A sentence that the model cannot take (empty, too long, no known word) counts as answered wrongly; one
+    A sentence that the model cannot take (empty, too long, no known word) counts as misclassified; one
     whose substitutes cannot all be gone through counts as not certified. Either is named.
 
     With **-o** the work can be interrupted at any moment: the same command continues.
@@ -152,7 +146,7 @@ def evaluate(
     given = dict(locals())
     from buffet.evaluation.evaluate import classifier, setup_of
     from buffet.evaluation.examples import read_examples
-    from buffet.evaluation.questions import Effort
+    from buffet.evaluation.questions import Effort, question
     from buffet.evaluation.run import run
     from buffet.experiments.config import Running
     from buffet.methods import method_named
@@ -160,7 +154,16 @@ def evaluate(
 
     if min is not None and not 0 <= min <= 1:
         raise BuffetError(f"--min: got {min}; give a share from 0 to 1")
-    asked = _question(eps, norm, words, synonyms, most_synonyms, typos, at_most, skip_unknown)
+    asked = question(
+        None if eps is None else [size for part in eps.split(",") if (size := parse_eps(part)) is not None],
+        parse_norm(norm),
+        words.strip().lower(),
+        synonyms,
+        most_synonyms,
+        typos,
+        None if at_most == "all" else [_number(part) for part in at_most.split(",")],
+        skip_unknown,
+    )
     effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
     if workers is not None:
         within("--workers", workers, 1, 4096)
@@ -183,38 +186,6 @@ def evaluate(
     if min is not None and not json:
         typer.echo(_compared(found, min))
     raise typer.Exit(1 if min is not None and found.certified < min else 0)
-
-
-def _question(
-    eps: str | None,
-    norm: str,
-    words: str,
-    synonyms: Path | None,
-    most_synonyms: int | None,
-    typos: int,
-    at_most: str,
-    skip_unknown: bool,
-) -> Question:
-    from buffet.evaluation.questions import balls, exchanges
-
-    if (eps is not None) == (synonyms is not None or typos != 0):
-        raise BuffetError(
-            "give either --eps, for words that move in balls, or --synonyms or --typos, for words that are"
-            " exchanged"
-        )
-    if eps is None:
-        if (norm, words) != ("2", "each"):
-            raise BuffetError(
-                "--norm and --words go with --eps; words are exchanged --at-most so many at once"
-            )
-        numbers = [_number(part) for part in at_most.split(",")]
-        return exchanges(synonyms, typos, numbers, skip_unknown, most_synonyms)
-    if most_synonyms is not None:
-        raise BuffetError("--most-synonyms: is about --synonyms; give a file of them")
-    if at_most != "all" or skip_unknown:
-        raise BuffetError("--at-most and --skip-unknown go with --synonyms and --typos")
-    sizes = [size for part in eps.split(",") if (size := parse_eps(part)) is not None]
-    return balls(sizes, parse_norm(norm), words.strip().lower())
 
 
 def _number(text: str) -> int | None:
@@ -247,7 +218,7 @@ def _compared(found: Evaluation, minimum: float) -> str:
     """How certified accuracy compares with what it has to be."""
     share = found.worst.certified
     verb = "reaches" if share.value >= minimum else "is below"
-    line = f"certified accuracy {share.told(up=False)} {verb} {minimum}"
+    line = f"certified accuracy {share.text(up=False)} {verb} {minimum}"
     if share.interval is None:
         return line
     return (

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
+from buffet.cli.parameters import Json
 from buffet.cli.terminal import plain_table, print_json, print_table
 from buffet.compositions import COMPOSITIONS
 
 
 def methods(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """List the methods that --method takes, from the loosest and fastest on."""
     if json:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buffet.cli.parameters import Json
 from buffet.cli.terminal import plain_table, print_json, print_table
 from buffet.loading.directories import DEFAULT, MODELS, available
 from buffet.printing import round_up
@@ -23,7 +24,7 @@ def models(
             " logits are apart. More than 1e-4 is refused.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """List the embedded models, whose names --model takes, or check a model of your own.
 

@@ -14,7 +14,6 @@ from buffet.errors import BuffetError, one_line
 if TYPE_CHECKING:
     from buffet.loading import Encoding
 
-DEVICE_HELP = "Where to compute: **cpu**, **cuda**, **cuda:1**, …, or **auto**: a GPU if there is one."
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -100,14 +99,25 @@ def within(option: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def typed(command: Callable[..., None], given: Mapping[str, object]) -> str:
-    """The command line of a command that has options only, without what is default anyway."""
+def typed(
+    command: Callable[..., None], given: Mapping[str, object], *arguments: str, without: Sequence[str] = ()
+) -> str:
+    """The command line of what was given to a command, without options that are default anyway.
+
+    Args:
+        arguments: the parameters that are no options.
+        without: options to leave out.
+    """
     words = ["buffet", command.__name__]
     for name, parameter in inspect.signature(command).parameters.items():
         option, value = f"--{name.replace('_', '-')}", given[name]
-        if value is not None and value != parameter.default:
-            words += [option] if value is True else [option, str(value)]
-    return shlex.join(words)
+        if value in (None, parameter.default) or name in (*arguments, *without):
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [option] if one is True else [option, str(one)]
+    texts = [str(given[name]) for name in arguments]
+    # An argument that starts like an option must come after "--".
+    return shlex.join([*words, *["--"] * any(text.startswith("-") for text in texts), *texts])
 
 
 def _number(text: str) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buffet.cli.options import parse_norm, within
+from buffet.cli.parameters import Workers
+from buffet.cli.terminal import progress_line
 from buffet.errors import BuffetError
 
 if TYPE_CHECKING:
@@ -24,8 +26,6 @@ EXAMPLES = (
     "buffet reproduce --data path/to/data --out results --draw-only",
     "buffet reproduce --draw-from docs/results --out docs/results",
 )
-SAY_EVERY = 15.0
-"""Seconds between two lines of progress."""
 
 
 def reproduce(
@@ -52,9 +52,7 @@ def reproduce(
         ),
     ] = None,
     norm: Annotated[str, typer.Option(metavar="P", help="The norm of the balls: 1, 2 or inf.")] = "1",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes. Default: as many as there are cores.")
-    ] = None,
+    workers: Workers = None,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Do no further work; draw what there is so far.")
     ] = False,
@@ -95,17 +93,17 @@ def reproduce(
     if models is not None and not models.is_dir():
         raise BuffetError(f"--models: {models}: no such directory; leave it out to train the models")
     place = evaluation.Workspace(data, _prepared(out), models)
-    fleet = LocalFleet(workers, 1)
-    page = evaluation.reproduce(
-        place,
-        chosen,
-        fleet,
-        command=_command(chosen),
-        draw_only=draw_only,
-        trained_only=trained_only,
-        hours=hours,
-        report=_Log(),
-    )
+    with _shown() as report:
+        page = evaluation.reproduce(
+            place,
+            chosen,
+            LocalFleet(workers, 1),
+            command=_command(chosen),
+            draw_only=draw_only,
+            trained_only=trained_only,
+            hours=hours,
+            report=report,
+        )
     typer.echo(f"{page}: figures and tables beside it")
 
 
@@ -131,17 +129,17 @@ def _command(scale: Scale) -> str:
     return shlex.join(words + ([] if scale.norm == 1 else ["--norm", f"{scale.norm:g}"]))
 
 
-class _Log:
-    """Says on stderr where the evaluation is: at every beginning and end, and now and then."""
+@contextmanager
+def _shown() -> Iterator[Callable[[Stage], None]]:
+    """Where the evaluation is: every stage is named on stderr as it begins."""
+    name = ""
+    with progress_line() as line:
 
-    def __init__(self) -> None:
-        self.start = self.last = time.monotonic()
-        self.stage = ""
+        def report(stage: Stage) -> None:
+            nonlocal name
+            if stage.name != name:
+                name = stage.name
+                typer.echo(f"{name}: {stage.done} of {stage.total}", err=True)
+            line(stage.done, stage.total, f"{name}: {stage.done} of {stage.total}")
 
-    def __call__(self, stage: Stage) -> None:
-        now = time.monotonic()
-        if stage.name != self.stage or stage.done == stage.total or now - self.last >= SAY_EVERY:
-            self.stage, self.last = stage.name, now
-            minutes, seconds = divmod(int(now - self.start), 60)
-            text = f"{minutes:3}:{seconds:02}  {stage.name}: {stage.done} of {stage.total}"
-            print(text, file=sys.stderr, flush=True)
+        yield report

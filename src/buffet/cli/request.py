@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from buffet.cli.options import (
     parse_words,
 )
 from buffet.engine import Engine, bound_margins
-from buffet.loading import DEFAULT, Encoding, ImageModel, Model, load_checkpoint
+from buffet.loading import Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
 from buffet.methods import METHODS, Method, method_named
 from buffet.optimisation.context import Context
@@ -32,7 +31,7 @@ from buffet.report import (
     ModelInfo,
     NearWord,
     Picture,
-    Query,
+    QueryInfo,
     TaskResult,
     Token,
     Versions,
@@ -74,7 +73,8 @@ class Request:
     memory: int | None
     threads: int | None  # None: one, or where words can be worked on at the same time all there are
     device: str
-    pair: str | None = None  # the second text of a pair
+    pair: str | None  # the second text of a pair
+    command: str  # the command line that asks for the same
 
     @property
     def chosen(self) -> Method:
@@ -84,29 +84,6 @@ class Request:
     def texts(self) -> tuple[str, ...]:
         """What the model reads: the text, or both of a pair."""
         return (self.text,) if self.pair is None else (self.text, self.pair)
-
-    def command(self) -> str:
-        """The command line that asks for the same, without what is default anyway."""
-        given: dict[str, object] = {
-            "--pair": self.pair,
-            "--model": None if self.model == DEFAULT else self.model,
-            "--words": None if self.words == "all" else self.words,
-            "--norm": None if self.norm == 2 else f"{self.norm!r}",
-            "--eps": None if self.eps is None else repr(self.eps),
-            "--method": self.method,
-            **{f"--{name}": value for name, value in self.parts.items()},
-            "--search": None if self.search == "secant" or self.eps is not None else self.search,
-            "--budget": self.budget,
-            "--label": self.label,
-            "--seed": self.seed or None,
-            "--device": None if self.device == "cpu" else self.device,
-        }
-        flags = ["--special"] * self.special + ["--no-attack"] * (not self.attack)
-        flags += ["--best"] * self.best
-        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
-        # A text that starts like an option must come after "--".
-        text = ["--", self.text] if self.text.startswith("-") else [self.text]
-        return shlex.join(["buffet", "certify", *options, *flags, *text])
 
 
 def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyReport:
@@ -167,7 +144,7 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
         evaluations=evaluations,
         seconds=seconds,
         attack_seconds=attack_seconds if request.eps is None else None,
-        command=request.command(),
+        command=request.command,
         versions=Versions.current(),
         picture=_picture(model, x),
     )
@@ -228,9 +205,9 @@ def _by_size(tasks: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     return list(groups.values())
 
 
-def _query(request: Request, label: int) -> Query:
+def _query(request: Request, label: int) -> QueryInfo:
     method = request.chosen
-    return Query(
+    return QueryInfo(
         norm="inf" if math.isinf(request.norm) else request.norm,
         eps=request.eps,
         method=request.method,
@@ -238,9 +215,9 @@ def _query(request: Request, label: int) -> Query:
         product=method.product,
         softmax=method.softmax,
         optimise=method.optimise,
-        steps=None if method.optimise == "none" else method.steps,
-        rate=None if method.optimise == "none" else method.rate,
-        start=None if method.optimise == "none" else method.start,
+        steps=method.steps if method.optimiser.learns else None,
+        rate=method.rate if method.optimiser.learns else None,
+        start=method.start if method.optimiser.learns else None,
         window=method.window,
         cells=method.cells,
         search=request.search if request.eps is None else None,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.terminal import print_json, print_rows, progress_bar
+from buffet.cli.parameters import Json
+from buffet.cli.terminal import print_json, print_rows, progress_bar, progress_line
 
 if TYPE_CHECKING:
-    from buffet.lab.soundness import Progress, Violation
+    from buffet.lab.soundness import CampaignState, Violation
     from buffet.lab.soundness.mutants import Caught
 
 EXAMPLES = (
@@ -23,8 +23,6 @@ EXAMPLES = (
     "buffet soundness --extreme --networks 5000 --points 250",
     "buffet soundness --mutants",
 )
-LOG_EVERY = 60.0
-"""Seconds between lines of progress where there is no terminal."""
 
 
 def soundness(
@@ -42,7 +40,7 @@ def soundness(
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Break the engine in many ways; every one must be noticed.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Hold the bounds of every method against points of random networks.
 
@@ -53,7 +51,7 @@ def soundness(
 
     What is tried with a network depends on its seed alone: a long campaign is split or continued by
     **--seed** and **--networks**, also after an interruption, which reports what was done until then. A
-    violation is told with the command that shows it again, and in JSON with its point.
+    violation is reported with the command that reproduces it, and in JSON with its point.
 
     With **--extreme**, the networks are tiny and their numbers are not: huge ones cancel, tiny ones underflow
     and are amplified again. Margins, verdicts and radii are held against values in exact arithmetic, and
@@ -75,16 +73,14 @@ def soundness(
     raise typer.Exit(_campaign(progress, networks, seed, json))
 
 
-def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool) -> int:
-    from buffet.lab.soundness import Progress
+def _campaign(progress: Iterator[CampaignState], networks: int, seed: int, json: bool) -> int:
+    from buffet.lab.soundness import CampaignState
 
-    now = Progress(seed, seed)
+    now = CampaignState(seed, seed)
     try:
-        with progress_bar("checking") as report:
-            log = _Log()
+        with progress_line() as line:
             for now in progress:
-                report(now.networks / networks)
-                log(lambda: f"{_counts(now)}; the next seed is {now.next}")  # noqa: B023 (called at once)
+                line(now.networks, networks, f"{_counts(now)}; the next seed is {now.next}")
     except KeyboardInterrupt:
         print(f"interrupted; --seed {now.next} continues", file=sys.stderr)
     if json:
@@ -94,19 +90,7 @@ def _campaign(progress: Iterator[Progress], networks: int, seed: int, json: bool
     return 1 if now.violations else 0
 
 
-class _Log:
-    """A line on stderr now and then, where there is no terminal for a progress bar."""
-
-    def __init__(self) -> None:
-        self.last = time.monotonic()
-
-    def __call__(self, line: Callable[[], str]) -> None:
-        if not sys.stderr.isatty() and time.monotonic() - self.last >= LOG_EVERY:
-            self.last = time.monotonic()
-            print(line(), file=sys.stderr, flush=True)
-
-
-def _counts(now: Progress) -> str:
+def _counts(now: CampaignState) -> str:
     return (
         f"{now.networks:,} networks ({now.planted:,} planted, {now.exhaustive:,} tried exhaustively),"
         f" {now.points:,} points, {now.checks:,} checks, {len(now.violations)} violations"
@@ -114,7 +98,7 @@ def _counts(now: Progress) -> str:
     )
 
 
-def _print(now: Progress) -> None:
+def _print(now: CampaignState) -> None:
     counts = [(t.method, t.networks, t.checks, t.no_bound, len(t.violations)) for t in now.tallies.values()]
     columns = ("method", "networks", "checks", "no bound", "violations")
     print_rows(columns, [(method, *(f"{count:,}" for count in row)) for method, *row in counts])

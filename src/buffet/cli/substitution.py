@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from buffet.cli.options import parse_label
 from buffet.cli.request import Request
 from buffet.engine import Engine
 from buffet.errors import BuffetError, one_line
-from buffet.loading import DEFAULT, ImageModel, load_checkpoint
+from buffet.loading import ImageModel, load_checkpoint
 from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
 from buffet.report.words import SHOWN, FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
@@ -40,16 +39,6 @@ class Exchange:
     @property
     def asked(self) -> bool:
         return self.synonyms is not None or bool(self.swap) or self.typos != 0
-
-    def options(self) -> list[str]:
-        """As they are typed."""
-        found = [] if self.synonyms is None else ["--synonyms", str(self.synonyms)]
-        found += ["--most-synonyms", str(self.most_synonyms)] if self.most_synonyms is not None else []
-        for one in self.swap:
-            found += ["--swap", one]
-        found += ["--typos", str(self.typos)] if self.typos else []
-        found += ["--at-most", ",".join(map(str, self.at_most))] if self.at_most else []
-        return found + ["--skip-unknown"] * self.skip_unknown
 
 
 def parse_swaps(given: Sequence[str]) -> dict[str, list[str]]:
@@ -123,7 +112,7 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         ignored=tuple(Ignored(**vars(one)) for one in found.left_out),
         **_facts(done),
         fewer=tuple(FewerWords(at_most=one.at_most, **_facts(one)) for one in fewer),
-        command=_command(request, exchange),
+        command=request.command,
         versions=Versions.current(),
     )
 
@@ -148,21 +137,6 @@ def _words(found: Substitutions) -> Iterator[WordResult]:
             for s in word.substitutes
         )
         yield WordResult(word=word.text, rows=word.rows, substitutes=tuple(offers))
-
-
-def _command(request: Request, exchange: Exchange) -> str:
-    given = {
-        "--pair": request.pair,
-        "--model": None if request.model == DEFAULT else request.model,
-        "--method": request.method,
-        "--budget": request.budget,
-        "--label": request.label,
-        "--seed": request.seed or None,
-    }
-    options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
-    flags = ["--no-attack"] * (not request.attack)
-    text = ["--", request.text] if request.text.startswith("-") else [request.text]
-    return shlex.join(["buffet", "certify", *options, *exchange.options(), *flags, *text])
 
 
 def print_words(report: WordsReport, html: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from buffet.cli.parameters import Json
 from buffet.cli.terminal import plain_table, print_json, print_table
 
 EXAMPLES = ("buffet summary rows.ndjson", "buffet summary rows.ndjson --reference lse --markdown")
@@ -19,7 +20,7 @@ def summary(
     reference: Annotated[
         str, typer.Option(metavar="METHOD", help="The method the others are compared with.")
     ] = "baseline",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a table in Markdown.")] = False,
 ) -> None:
     """Compare the methods of a sweep: one line per model, norm and method.

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.options import DEVICE_HELP, within
+from buffet.cli.options import within
+from buffet.cli.parameters import DEVICE, GPUS, Address, Backend, Json, RetryFailed, Workers
 from buffet.cli.running import (
-    ADDRESS_HELP,
-    BACKEND_HELP,
-    GPUS_HELP,
     check_backend,
     chosen_fleet,
     shown_progress,
@@ -42,32 +40,19 @@ def sweep(
             metavar="FILE", help="The file of rows. Default: **out** of the file, or CONFIG.ndjson."
         ),
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes. Default: as many as there are cores.")
-    ] = None,
+    workers: Workers = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads of each. Default: 1.")] = None,
     limit: Annotated[
         float | None,
         typer.Option(metavar="SECONDS", help="Time for the words of one sentence, by one method."),
     ] = None,
-    backend: Annotated[
-        str,
-        typer.Option(metavar="NAME", help=BACKEND_HELP),
-    ] = "local",
-    address: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help=ADDRESS_HELP),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option(metavar="N", help=GPUS_HELP),
-    ] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help=DEVICE_HELP)] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try tasks again whose row says failed or timeout.")
-    ] = False,
+    backend: Backend = "local",
+    address: Address = None,
+    gpus: Annotated[float | None, GPUS] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    retry_failed: RetryFailed = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many tasks there are.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Answer every task of a configuration: one row of JSON per model, sentence, norm, method and word.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from rich.table import Table
 
 PATIENCE = 2.0
 """Seconds of silence before a progress bar appears."""
+LOG_EVERY = 30.0
+"""Seconds between lines of progress where there is no terminal."""
 
 
 def print_json(value: object) -> None:
@@ -36,7 +39,7 @@ def print_table(table: Table) -> None:
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A plain table of texts on stdout."""
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(*columns)
     for row in rows:
         table.add_row(*row)
     print_table(table)
@@ -61,3 +64,26 @@ def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
         timer.cancel()
         timer.join()
         progress.stop()
+
+
+@contextmanager
+def progress_line(first: str = "") -> Iterator[Callable[[int, int, str], None]]:
+    """A bar with a text on stderr, for long work: call it with what is done, the total, and the text.
+
+    Where stderr is not a terminal, the text is printed as a line of its own every `LOG_EVERY` seconds.
+    """
+    console, last = Console(stderr=True), time.monotonic()
+
+    def log(done: int, total: int, text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LOG_EVERY:
+            last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    if not console.is_terminal:
+        yield log
+        return
+    columns = (BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, text=first)
+        yield lambda done, total, text: bar.update(task, total=total, completed=done, text=text)

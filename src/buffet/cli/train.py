@@ -61,7 +61,7 @@ HELP = {
     "head": "A dense layer with tanh between what is pooled and the classifier, or none.",
     "synonyms": "Train for word substitutions: a JSON file, word → list of words. Goes with the variant"
     " substitutions.",
-    "most_synonyms": "Only the first so many synonyms of every word. Default: all.",
+    "most_synonyms": "Only the first N synonyms of every word. Default: all.",
     "worst_case": "Share of the loss that bounds the worst that substitutes can do; 0: words are only"
     " exchanged at random (data augmentation).",
     "ramp": "Share of the steps in which the worst case gains its weight, and substitutes their distance.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from buffet.cli.options import within
-from buffet.cli.terminal import print_json
+from buffet.cli.parameters import Json, Method
+from buffet.cli.terminal import print_json, progress_line
 from buffet.errors import BuffetError
 from buffet.printing import counted, duration, listed
 from buffet.system.files import check_writable
@@ -34,8 +31,6 @@ EXAMPLES = (
     "buffet vnncomp model.onnx property.vnnlib --certificate proof.safetensors",
 )
 TIMEOUT = 100.0
-LOG_EVERY = 30.0
-"""Seconds between lines of progress where there is no terminal."""
 
 
 def vnncomp(
@@ -61,7 +56,7 @@ def vnncomp(
         int | None,
         typer.Option(metavar="N", help="Threads of each. Default: all cores, shared by the workers."),
     ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="See **buffet methods**.")] = "buffet",
+    method: Method = "buffet",
     peers: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Another verifier's results: say who decides what."),
@@ -74,7 +69,7 @@ def vnncomp(
             " the time. Of a list: a directory, with a file for each.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
+    json: Json = False,
 ) -> None:
     """Answer an instance of the competition VNN-COMP, or a list of them.
 
@@ -200,36 +195,21 @@ def _print(rows: list[Row], results: Path, compared: Comparison | None) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, Counter[str]], None]]:
-    """A live line on stderr with what is left; where stderr is not a terminal, a plain line now and then."""
-    console, begin = Console(stderr=True), time.monotonic()
-    first: list[int] = []
-    last = begin
+    """How far a list has come: instances by their answers, and the time that is left."""
+    begin = time.monotonic()
+    before: int | None = None
+    with progress_line() as line:
 
-    def text(done: int, total: int, counts: Counter[str]) -> str:
-        first.append(done)
-        fresh = done - first[0]
-        left = (time.monotonic() - begin) / fresh * (total - done) if fresh else None
-        said = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        return (
-            f"{done}/{total} instances"
-            + (f", {said}" if said else "")
-            + (f", {duration(left)} left" if left else "")
-        )
+        def report(done: int, total: int, counts: Counter[str]) -> None:
+            nonlocal before
+            before = done if before is None else before
+            parts = [
+                f"{done}/{total} instances",
+                *(f"{count} {name}" for name, count in counts.most_common()),
+            ]
+            if done > before:
+                left = (time.monotonic() - begin) / (done - before) * (total - done)
+                parts.append(f"{duration(left)} left")
+            line(done, total, ", ".join(parts))
 
-    if not console.is_terminal:
-
-        def log(done: int, total: int, counts: Counter[str]) -> None:
-            nonlocal last
-            line = text(done, total, counts)
-            if time.monotonic() - last >= LOG_EVERY:
-                last = time.monotonic()
-                print(line, file=sys.stderr, flush=True)
-
-        yield log
-        return
-    columns = (BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("vnncomp", total=None, text="")
-        yield lambda done, total, counts: bar.update(
-            task, total=total, completed=done, text=text(done, total, counts)
-        )
+        yield report

@@ -12,15 +12,15 @@ import numpy as np
 from buffet.evaluation.rows import SentenceRow
 
 MISS = 0.05
-"""How often an interval may miss the share of the whole set: its confidence is 95 %."""
+"""The probability that an interval misses the share of the whole set: 95 % confidence."""
 HALVINGS = 60
 SCALE = 10_000
-"""Shares are printed to this part."""
+"""Shares are printed in units of 1 / `SCALE`."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """So many of so many sentences, of a random sample or of all there are."""
+    """A count out of a number of sentences, which are a random sample or all there are."""
 
     count: int
     of: int
@@ -32,30 +32,30 @@ class Share:
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        """Clopper and Pearson's, which holds the share of the whole set with at least 95 %; of a sample only.
+        """Clopper and Pearson's interval, which contains the share of the whole set with 95 % confidence.
 
-        It is for drawing with replacement; without, as we draw, it is a little wider than it needs to be.
+        None for a whole set. It assumes draws with replacement; ours are without, so it is a little too wide.
         """
         return clopper_pearson(self.count, self.of) if self.sampled else None
 
     def to_dict(self) -> dict[str, object]:
         return {"count": self.count, "share": self.value, "interval": self.interval and list(self.interval)}
 
-    def told(self, *, up: bool) -> str:
+    def text(self, *, up: bool) -> str:
         """The share as it is printed, rounded up or down; with its interval, rounded outward."""
         scaled = self.count * SCALE
         text = f"{(-(-scaled // self.of) if up else scaled // self.of) / SCALE:.4f}"
-        return text if self.interval is None else f"{text} {told_interval(self.interval)}"
+        return text if self.interval is None else f"{text} {interval_text(self.interval)}"
 
 
-def told_interval(interval: tuple[float, float]) -> str:
+def interval_text(interval: tuple[float, float]) -> str:
     """[0.71, 0.86], rounded outward."""
     low, high = math.floor(100 * interval[0]) / 100, math.ceil(100 * interval[1]) / 100
     return f"[{low:.2f}, {high:.2f}]"
 
 
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:
-    """The exact interval of a binomial share: where neither tail is rarer than half of `MISS`."""
+    """The exact confidence interval of a binomial share, with `MISS` / 2 in either tail."""
     low = 0.0 if count == 0 else _root(lambda p: _at_least(count, of, p) - MISS / 2)[0]
     high = 1.0 if count == of else _root(lambda p: MISS / 2 - (1 - _at_least(count + 1, of, p)))[1]
     return low, high
@@ -89,18 +89,18 @@ class Accuracy:
     """
 
     level: float  # infinite: all words
-    clean: Share  # answered rightly
+    clean: Share  # classified correctly
     certified: Share  # and proven
     attacked: Share  # and no counterexample found
 
     @property
     def open(self) -> Share:
-        """Answered rightly, neither proven nor broken."""
+        """Classified correctly, neither proven nor broken."""
         return Share(self.attacked.count - self.certified.count, self.clean.of, self.clean.sampled)
 
     @classmethod
     def at(cls, level: float, rows: Iterable[SentenceRow], sampled: bool) -> Accuracy:
-        """Of rows, one per sentence of the data; a sentence without an answer counts as answered wrongly."""
+        """The accuracies of some rows, one per sentence; one without an answer counts as misclassified."""
         listed = list(rows)
         verdicts = [row.verdict_at(level) for row in listed if row.right]
         counts = len(verdicts), verdicts.count("certified"), len(verdicts) - verdicts.count("falsified")

@@ -10,10 +10,10 @@ from torch import nn
 from buffet.compositions import title
 from buffet.errors import BuffetError
 from buffet.evaluation.examples import PARTS, read_examples
-from buffet.evaluation.questions import Effort, Question, balls, exchanges
+from buffet.evaluation.questions import Effort, Question, question
 from buffet.evaluation.result import Evaluation
-from buffet.evaluation.run import Setup, Told, run
-from buffet.evaluation.work import Held, Stored, digest_of
+from buffet.evaluation.run import Report, Setup, run
+from buffet.evaluation.work import HeldModel, StoredModel, digest_of
 from buffet.experiments.workers import Fleet, LocalFleet, ThisProcess
 from buffet.loading import ImageModel, Model, load_checkpoint
 from buffet.loading.directories import DEFAULT
@@ -42,9 +42,9 @@ def evaluate(
     seed: int = 0,
     workers: int = 0,
     out: str | Path | None = None,
-    progress: Told | None = None,
+    progress: Report | None = None,
 ) -> Evaluation:
-    """How much of a data set is answered rightly, how much of that is proven, and how much can be broken.
+    """How much of a data set is classified correctly, how much of that is proven, and how much can be broken.
 
     Give `eps` for words that move in balls, or `synonyms` or `typos` for words that are exchanged.
 
@@ -53,23 +53,23 @@ def evaluate(
             pipeline of `transformers`.
         data: a TSV file (sentence, tab, label), a directory of such, ``hf:NAME``, a list of
             (sentence, label), or a `datasets` data set with sentence (or text) and label.
-        tokenizer: that of a module.
+        tokenizer: the tokenizer of a module.
         part: which part of a directory or of a data set of the hub: test or dev.
         eps: sizes of balls; several make a curve.
-        norm: of the balls.
-        words: each on its own, or all at once.
+        norm: the norm of the balls.
+        words: "each" on its own, or "all" at once.
         synonyms: word → words it may be exchanged for, or a JSON file with that.
-        most_synonyms: of each word, only the first so many.
-        typos: at most so many misspellings of every word.
+        most_synonyms: use only this many synonyms of each word, the first ones.
+        typos: the largest number of misspellings of every word.
         at_most: how many words are exchanged at once, None for all; several make a curve.
         skip_unknown: leave out what is not in the vocabulary.
         method: how bounds are computed.
-        budget: seconds for a sentence.
-        count: so many sentences at random; by default all. Accuracies then have confidence intervals.
-        seed: of the sample, the attacks and the misspellings.
-        workers: processes; 0 works in this one.
-        out: a file of rows; the same call with the same file continues after an interruption.
-        progress: is told after every sentence.
+        budget: seconds per sentence.
+        count: the size of a random sample, which gives accuracies confidence intervals; by default all.
+        seed: the seed of the sample, the attacks and the misspellings.
+        workers: the number of processes; 0 works in this one.
+        out: a file of rows; after an interruption, the same call with the same file continues.
+        progress: called after every sentence.
 
     Example:
         >>> import buffet
@@ -78,18 +78,7 @@ def evaluate(
         >>> found.clean, found.certified, found.attacked
         (1.0, 0.0, 0.5)
     """
-    if (eps is not None) == (synonyms is not None or typos != 0):
-        raise BuffetError(
-            "evaluate: give either eps, for words that move in balls, or synonyms or typos, for words that"
-            " are exchanged"
-        )
-    if eps is not None and (at_most is not None or skip_unknown):
-        raise BuffetError("evaluate: at_most and skip_unknown go with synonyms and typos")
-    asked: Question = (
-        exchanges(synonyms, typos, at_most, skip_unknown, most_synonyms)
-        if eps is None
-        else balls(eps, norm, words)
-    )
+    asked = question(eps, norm, words, synonyms, most_synonyms, typos, at_most, skip_unknown)
     effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
     loaded, source = classifier(model, tokenizer)
     sample = read_examples(data, part).sample(count, seed)
@@ -104,12 +93,12 @@ def evaluate(
 
 def setup_of(model: Model, source: str | None, asked: Question, effort: Effort, device: str = "cpu") -> Setup:
     """The setup of a model that workers load from a source; None: they have it."""
-    where = Held(model) if source is None else Stored(source, digest_of(model), device)
+    where = HeldModel(model) if source is None else StoredModel(source, digest_of(model), device)
     return Setup(model, where, asked, effort, title(effort.method))
 
 
 def classifier(model: object, tokenizer: object = None) -> tuple[Model, str | None]:
-    """The model, which has to read texts, and where other processes find it; None: nowhere."""
+    """The model, which has to read texts, and where other processes find it (None: nowhere)."""
     source: str | None = None
     if model is None or isinstance(model, str | Path):
         source = DEFAULT if model is None else str(model)

@@ -12,7 +12,7 @@ from buffet.data import HUB, HUB_SENTENCES, Example, read_hub, read_tsv
 from buffet.errors import BuffetError, show
 
 PARTS = ("test", "dev")
-"""Of a directory or a dataset of the hub: the first is what is evaluated, unless another is asked for."""
+"""The parts of a directory or of a dataset of the hub; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Examples:
         return len(self.examples) < self.total
 
     def sample(self, count: int | None, seed: int) -> Examples:
-        """So many of them at random; the same seed and a larger count give these and more."""
+        """A random sample of this size; with the same seed, a larger one contains it."""
         if count is not None and count < 1:
             raise BuffetError(f"count: got {count}; give a number of sentences from 1")
         if count is None or count >= self.total:

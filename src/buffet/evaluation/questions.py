@@ -28,7 +28,7 @@ from buffet.words import NoSubstitutesError, Substitutions, substitutions
 from buffet.words.reading import Reading
 
 LEAST_SECONDS = 1e-3
-"""For levels that no time is left for: they are answered, by nothing proven."""
+"""The budget of a level for which no time is left: it is answered with "unknown"."""
 MOST_LEVELS = 100
 EACH, TOGETHER = ("each",), ("all", "together")
 
@@ -44,7 +44,7 @@ class Effort:
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """A sentence that the model answers rightly."""
+    """A sentence that the model classifies correctly."""
 
     model: Model
     text: str
@@ -53,7 +53,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of one sentence at all levels."""
+    """What is known about one sentence at all levels."""
 
     levels: tuple[LevelAnswer, ...]
     counterexample: Counterexample | None
@@ -62,7 +62,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Level:
-    """What was found at one level; a counterexample may do at a smaller one already."""
+    """What was found at one level; its counterexample may already work at a smaller one."""
 
     verdict: Verdict
     margin: float | None = None
@@ -79,13 +79,13 @@ class Question(Protocol):
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """In rising order; what holds at one holds at all before it."""
+        """In rising order; what holds at one holds at all smaller ones."""
 
     def describe(self) -> str:
         """In a few words, without the levels."""
 
     def concerning(self, model: Model, text: str) -> Question:
-        """As much of it as concerns this sentence."""
+        """The part of it that concerns this sentence."""
 
     def facts(self) -> dict[str, object]:
         """All of it in plain types."""
@@ -120,7 +120,7 @@ class Balls:
 
 
 class _Moves:
-    """One sentence under balls; words proven at a larger size are not asked about again."""
+    """One sentence under balls; words that are proven at one size are not asked about at smaller ones."""
 
     def __init__(self, asked: Balls, about: Sentence, effort: Effort) -> None:
         self.norm, self.about, self.effort = asked.norm, about, effort
@@ -131,7 +131,7 @@ class _Moves:
         self.least = math.inf  # margin of those that are proven
 
     def at(self, eps: float, seconds: float | None) -> Level:
-        """All words at one size: first a quick attack, as one word that breaks decides the sentence."""
+        """All words at one size, a quick attack first: one word that breaks decides the sentence."""
         about, effort = self.about, self.effort
         end = None if seconds is None else time.perf_counter() + seconds
         region = LpBall(self.x, self.open, self.norm, eps)
@@ -160,7 +160,7 @@ class _Moves:
         return Level("unknown") if self.open else Level("certified", self.least)
 
     def _broken(self, eps: float, words: Sequence[int], point: Tensor) -> Counterexample | None:
-        """A point with another answer, run once more."""
+        """A point with another answer, evaluated once more."""
         answer, margin = answered(self.about.model, point, self.about.label)
         named = tuple(self.tokens[row] for row in words)
         if not margin < 0:
@@ -170,7 +170,7 @@ class _Moves:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """So many words at once exchanged for others."""
+    """A number of words at once, exchanged for others."""
 
     levels: tuple[float, ...]  # infinite: all words
     synonyms: Mapping[str, Sequence[str]] | None = field(default=None, repr=False)
@@ -184,7 +184,7 @@ class Exchanges:
         return f"words exchanged for {' and '.join(of)}{known}"
 
     def concerning(self, model: Model, text: str) -> Exchanges:
-        """With the synonyms of its words only: processes would be sent the whole table."""
+        """With the synonyms of its own words only, so that processes are not sent the whole table."""
         if self.synonyms is None:
             return self
         try:
@@ -245,7 +245,7 @@ class Exchanges:
 
     @staticmethod
     def _alone(about: Sentence) -> Level:
-        """The sentence as it is, which is all there is: whether its margin is beyond rounding."""
+        """A sentence without substitutes: certified if its margin is larger than its rounding errors."""
         region = LpBall(about.model.embed(about.text), words=[0], eps=0.0)
         done = verify(about.model, region, method="baseline", label=about.label, falsify=False)
         if done.verdict == "certified":
@@ -268,9 +268,9 @@ def answered(model: Model, x: Tensor, label: int) -> tuple[int, float]:
 def settled(
     levels: Sequence[float], ask: Callable[[float, float | None], Level], budget: float | None
 ) -> Found:
-    """Verdicts of all levels, asked from the largest with an even share of the time that is left.
+    """The verdicts of all levels, from the largest down, each with an even share of the time that is left.
 
-    Certified there means certified at all before it; what breaks at one level breaks at all after it.
+    What is certified at one level is certified at all smaller ones; what breaks breaks at all larger ones.
     """
     end = None if budget is None else time.perf_counter() + budget
     known: dict[float, Level] = {}
@@ -304,6 +304,34 @@ def _answer(level: float, found: Level) -> LevelAnswer:
 
 
 # --- from arguments ----------------------------------------------------------------------------------------
+
+
+def question(
+    eps: float | int | Sequence[float | int] | None = None,
+    norm: float | int | str = 2,
+    words: str = EACH[0],
+    synonyms: Synonyms | str | Path | None = None,
+    most_synonyms: int | None = None,
+    typos: int = 0,
+    at_most: int | Sequence[int | None] | None = None,
+    skip_unknown: bool = False,
+) -> Question:
+    """Balls or exchanges, whichever is asked for; what does not go together is refused."""
+    exchanged = synonyms is not None or typos != 0
+    if (eps is not None) == exchanged:
+        raise BuffetError(
+            "give either eps, for words that move in balls, or synonyms or typos, for words that are"
+            " exchanged"
+        )
+    if most_synonyms is not None and synonyms is None:
+        raise BuffetError("most synonyms: is about synonyms; give a file of them")
+    if eps is None:
+        if (checked_norm(norm), words) != (2.0, EACH[0]):
+            raise BuffetError("norm and words go with eps, for words that move in balls")
+        return exchanges(synonyms, typos, at_most, skip_unknown, most_synonyms)
+    if at_most is not None or skip_unknown:
+        raise BuffetError("at most and skip unknown go with synonyms and typos")
+    return balls(eps, norm, words)
 
 
 def balls(
@@ -350,12 +378,12 @@ def _rising(name: str, levels: list[float]) -> tuple[float, ...]:
     return found
 
 
-def told_level(question: Question, level: float) -> str:
+def level_text(question: Question, level: float) -> str:
     """A level as people read it."""
     if question.kind == "eps":
         return repr(level)
     return "all" if math.isinf(level) else f"{level:g}"
 
 
-def told_levels(question: Question) -> str:
-    return ", ".join(listed([told_level(question, level) for level in question.levels]))
+def levels_text(question: Question) -> str:
+    return ", ".join(listed([level_text(question, level) for level in question.levels]))

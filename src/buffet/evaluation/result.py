@@ -11,10 +11,11 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from buffet.errors import BuffetError
+from buffet.errors import optional
 from buffet.evaluation.accuracy import Accuracy
-from buffet.evaluation.questions import Question, told_level
+from buffet.evaluation.questions import Question, level_text
 from buffet.evaluation.rows import SentenceRow
+from buffet.printing import html_table
 
 if TYPE_CHECKING:
     import polars
@@ -24,7 +25,7 @@ CORNERS = ("clean", "certified", "attacked", "open")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation:
-    """How much of a data set is answered rightly, proven, broken and open.
+    """How much of a data set is classified correctly, proven, broken and open.
 
     ``certified ≤ true robust accuracy ≤ attacked ≤ clean``. Where several levels were asked, `certified`,
     `attacked` and `open` are those at the largest; `curve` has them all.
@@ -53,42 +54,42 @@ class Evaluation:
 
     @property
     def clean(self) -> float:
-        """The share of sentences that is answered rightly, as they are."""
+        """The share of sentences that are classified correctly, unchanged."""
         return self.worst.clean.value
 
     @property
     def certified(self) -> float:
-        """The share that is answered rightly, and proven."""
+        """The share that are classified correctly and proven."""
         return self.worst.certified.value
 
     @property
     def attacked(self) -> float:
-        """The share that is answered rightly, and of which no counterexample is known."""
+        """The share that are classified correctly and have no known counterexample."""
         return self.worst.attacked.value
 
     @property
     def open(self) -> float:
-        """The share that is answered rightly, and neither proven nor broken."""
+        """The share that are classified correctly and neither proven nor broken."""
         return self.worst.open.value
 
     @property
     def failed(self) -> tuple[SentenceRow, ...]:
-        """Sentences without an answer, as their worker died; they count as answered wrongly."""
+        """Sentences without an answer because their worker died; they count as misclassified."""
         return tuple(row for row in self.sentences if not row.ok)
 
     @property
     def refused(self) -> tuple[SentenceRow, ...]:
-        """Sentences that the model does not take; they count as answered wrongly."""
+        """Sentences that the model cannot take; they count as misclassified."""
         return tuple(row for row in self.sentences if row.refused is not None)
 
     @property
     def unasked(self) -> tuple[SentenceRow, ...]:
-        """Sentences of which something could not be asked at some level; they count as not certified."""
+        """Sentences that could not be asked about at some level; they count as not certified."""
         return tuple(row for row in self.sentences if any(answer.reason for answer in row.levels))
 
     @property
     def asked(self) -> str:
-        """What was asked of what, in a few words."""
+        """Model, question, method and data, in a few words."""
         first = self.sentences[0]
         many = f"{len(self.sentences):,} of {self.total:,}" if self.sampled else f"{self.total:,}"
         return (
@@ -97,18 +98,18 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be said about sentences without an answer: how many there are, and one of each kind."""
+        """How many sentences have no answer, and why, with one example of each kind."""
         kinds = (
             ("failed, counted as wrong", self.failed),
             ("refused, counted as wrong", self.refused),
             ("not asked at some level, counted as not certified", self.unasked),
         )
-        told = []
+        lines = []
         for name, rows in kinds:
             for reason, count in Counter(row.reasons[0][:60] for row in rows).most_common():
                 row = next(row for row in rows if row.reasons[0][:60] == reason)
-                told.append(f"{count} {name}: {row.sentence[:60]!r}: {row.reasons[0]}")
-        return tuple(told)
+                lines.append(f"{count} {name}: {row.sentence[:60]!r}: {row.reasons[0]}")
+        return tuple(lines)
 
     def table(self) -> list[tuple[str, ...]]:
         """The curve as it is printed: level, clean, certified, attacked, open.
@@ -117,11 +118,11 @@ class Evaluation:
         """
         return [
             (
-                told_level(self.question, at.level),
-                at.clean.told(up=True),
-                at.certified.told(up=False),
-                at.attacked.told(up=True),
-                at.open.told(up=True),
+                level_text(self.question, at.level),
+                at.clean.text(up=True),
+                at.certified.text(up=False),
+                at.attacked.text(up=True),
+                at.open.text(up=True),
             )
             for at in self.curve
         ]
@@ -134,9 +135,8 @@ class Evaluation:
     def _repr_html_(self) -> str:
         """A small table for notebooks."""
         names = (self.question.kind, *CORNERS)
-        lines = [_line("th", names), *(_line("td", cells) for cells in self.table())]
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<p>{escape(self.asked)}</p><table>{''.join(lines)}</table>{notes}"
+        return f"<p>{escape(self.asked)}</p>{html_table(names, self.table())}{notes}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain JSON types; numbers are not rounded."""
@@ -182,7 +182,7 @@ class Evaluation:
                     "label": row.gold,
                     "answer": row.answer,
                     "clean_margin": row.clean_margin,
-                    self.question.kind: told_level(self.question, at.level),
+                    self.question.kind: level_text(self.question, at.level),
                     "verdict": answer.verdict if answer else None,
                     "margin": answer.margin if answer else None,
                     "change": broken.change if broken and flipped else None,
@@ -203,12 +203,5 @@ class Evaluation:
 
     def to_frame(self) -> polars.DataFrame:
         """The same as a table of polars (extra ``tables``)."""
-        try:
-            import polars
-        except ImportError:
-            raise BuffetError("tables need polars: pip install 'buffet[tables]'") from None
+        polars = optional("polars", "tables", "tables need polars")
         return polars.DataFrame(list(self.records()), infer_schema_length=None)
-
-
-def _line(tag: str, cells: tuple[str, ...]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"

@@ -26,14 +26,14 @@ class LevelAnswer(Frozen):
 
 
 class Counterexample(Frozen):
-    """What changes the answer, at the smallest level at which that was found."""
+    """A change that flips the answer, at the smallest level at which one was found."""
 
     level: float | None
-    words: tuple[str, ...]  # that are moved or exchanged
-    into: tuple[str, ...]  # what they are exchanged for; none if they are moved
-    sentence: str | None  # in words; None for moves, which need not be words
+    words: tuple[str, ...]  # the words that are moved or exchanged
+    into: tuple[str, ...]  # their substitutes; empty if the words are moved
+    sentence: str | None  # None for moves, which need not lead to words
     answer: int  # the class that the model gives
-    margin: float  # of the right class; it is negative
+    margin: float  # of the correct class; negative
 
     @property
     def change(self) -> str:
@@ -58,7 +58,7 @@ class SentenceRow(StoredRow):
     clean_margin: float | None  # of the class in the data: negative if another is answered
     kind: Literal["eps", "at_most"]
     asked: str  # in a few words
-    levels: tuple[LevelAnswer, ...]  # in rising order; none if the answer is wrong
+    levels: tuple[LevelAnswer, ...]  # in rising order; empty if the sentence is misclassified
     counterexample: Counterexample | None
     sentences: int | None  # that substitutions make at the largest level
     method: str
@@ -76,10 +76,10 @@ class SentenceRow(StoredRow):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why something is not known of it."""
+        """Why something about it is not known."""
         some = [self.reason, self.refused, *(answer.reason for answer in self.levels)]
         return tuple(dict.fromkeys(reason for reason in some if reason is not None))
 
     def verdict_at(self, level: float) -> Verdict:
-        """The verdict at a level of a sentence that is answered rightly."""
+        """The verdict at a level; for sentences that are classified correctly."""
         return next((answer.verdict for answer in self.levels if answer.size == level), "unknown")

@@ -1,4 +1,4 @@
-"""Goes through a data set: what has no row yet is asked by workers, and every answer becomes a row."""
+"""Goes through a data set: workers ask about every sentence without a row, and every answer becomes a row."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from buffet.experiments.workers import Done, Failed, Fleet, Ticket, dispatch
 from buffet.loading import Model
 from buffet.report import Versions
 
-Told = Callable[[SweepProgress], None]
+Report = Callable[[SweepProgress], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Which question is asked of which model, and how hard it is tried."""
+    """Which question is asked about which model, and with how much effort."""
 
     model: Model
     where: Where  # where jobs find it
@@ -48,7 +48,7 @@ class Setup:
         return SentenceJob(self.where, example, question, self.effort)
 
     def key(self, job: SentenceJob) -> str:
-        """The name of an example and all that is asked of it: the same name, the same answer."""
+        """A name for an example and everything that is asked about it: the same name, the same answer."""
         return digest(
             {
                 "model": self.digest,
@@ -70,7 +70,7 @@ def run(
     *,
     out: Path | None = None,
     retry_failed: bool = False,
-    progress: Told | None = None,
+    progress: Report | None = None,
 ) -> Evaluation:
     """Answer all examples that have no row in `out` yet; the same call continues after any interruption.
 
@@ -114,7 +114,7 @@ class _Driver:
         file: RowFile[SentenceRow] | None,
         jobs: dict[str, SentenceJob],
         retry_failed: bool,
-        progress: Told | None,
+        progress: Report | None,
     ) -> None:
         self.setup, self.file, self.jobs, self.progress = setup, file, jobs, progress
         self.rows = {row.key: row for row in (file.rows if file else ())}

@@ -1,4 +1,4 @@
-"""Asks one question of one sentence; pure: the same job gives the same answer in every process."""
+"""Asks one question about one sentence; a job gives the same answer in every process."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NOTHING = Found((), None)
 
 @runtime_checkable
 class Where(Protocol):
-    """Where a job finds its model."""
+    """How a job gets its model."""
 
     def model(self) -> Model: ...
 
 
 @dataclass(frozen=True)
-class Stored:
-    """In files that every process can read."""
+class StoredModel:
+    """A model in files that every process can read."""
 
     source: str
     digest: str  # of the model that the evaluation began with
@@ -38,7 +38,7 @@ class Stored:
 
 
 @lru_cache(maxsize=1)
-def _loaded(stored: Stored) -> Model:
+def _loaded(stored: StoredModel) -> Model:
     model = load_checkpoint(stored.source, check=False)  # which the driver has done
     if digest_of(model) != stored.digest:
         raise BuffetError(f"{stored.source}: is not the model the evaluation began with; start it again")
@@ -46,8 +46,8 @@ def _loaded(stored: Stored) -> Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """In the memory of this process."""
+class HeldModel:
+    """A model in the memory of this process."""
 
     it: Model
 
@@ -79,7 +79,7 @@ class SentenceAnswer:
 
 @dataclass(frozen=True, eq=False)
 class SentenceJob:
-    """Ask about one sentence; one that is answered wrongly costs a single run."""
+    """Ask about one sentence; a misclassified one costs a single run."""
 
     where: Where
     example: Example

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from buffet.errors import BuffetError, one_line
+from buffet.errors import BuffetError, one_line, optional
 from buffet.experiments.workers import Died, Done, Failed, Job, News, Ready, execute
 from buffet.system.allocator import keep_freed_memory
 
@@ -95,10 +95,7 @@ def ray_fleet(
 ) -> Iterator[RayFleet]:
     """Workers in the cluster at `address` (``auto``: the one of this machine), or in one of their own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
-    try:
-        import ray
-    except ImportError:
-        raise BuffetError("the backend ray needs Ray: pip install 'buffet[ray]'") from None
+    ray = optional("ray", "ray", "the backend ray needs Ray")
     try:
         _check_reachable(address)
         dashboard = None if address else False

@@ -17,7 +17,7 @@ from buffet.system.files import read_text
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=100)]
+Ratio = Annotated[float, Field(gt=0, le=100)]
 
 
 class _Table(BaseModel):
@@ -121,7 +121,7 @@ class VerifyQuestion(_Table):
     """The sizes to verify at: given ones, or shares of the radius that a reference method certifies."""
 
     eps: tuple[Size, ...] = ()
-    shares: tuple[Share, ...] = ()
+    shares: tuple[Ratio, ...] = ()
     of: MethodChoice = MethodChoice(name="baseline")
 
     @model_validator(mode="after")

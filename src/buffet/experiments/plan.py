@@ -24,7 +24,7 @@ from buffet.loading.directories import MODELS, available
 from buffet.methods import Method
 
 MOST_TASKS = 100_000
-"""Tasks of one sentence; beyond it, "all" combinations of words were surely not meant."""
+"""The most tasks of one sentence; "all" combinations of words beyond it were surely not intended."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Question:
+class SweepQuestion:
     """What is asked about every task."""
 
     what: str  # radius | verify
@@ -70,7 +70,7 @@ class Question:
     reference: Method | None = None
 
     @classmethod
-    def of_config(cls, config: SweepConfig) -> Question:
+    def of_config(cls, config: SweepConfig) -> SweepQuestion:
         if config.verify is None:
             return cls("radius", config.attack, config.radius.search, config.radius.tolerance)
         asked = config.verify
@@ -78,8 +78,8 @@ class Question:
         return cls("verify", config.attack, eps=asked.eps, shares=asked.shares, of=of, reference=reference)
 
     @property
-    def needs_ground(self) -> bool:
-        """Whether something has to be found out once, before any method runs."""
+    def needs_groundwork(self) -> bool:
+        """Whether something has to be computed once, before any method runs."""
         return self.attack or self.reference is not None
 
 
@@ -99,7 +99,7 @@ class WorkUnit:
     setting: Setting
     title: str  # of the method
     method: Method
-    question: Question
+    question: SweepQuestion
 
     @cached_property
     def tasks(self) -> tuple[SweepTask, ...]:
@@ -146,7 +146,7 @@ def digest(value: object) -> str:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What there is to do. Units of one setting come one after the other: they share its ground."""
+    """What there is to do. Units of one setting come one after the other: they share its groundwork."""
 
     units: tuple[WorkUnit, ...]
     notes: tuple[str, ...]  # what a user should know about the choice of sentences
@@ -163,7 +163,7 @@ class SweepPlan:
 
 def make_plan(config: SweepConfig) -> SweepPlan:
     """The units of every model, sentence, norm and method, in this order."""
-    question = Question.of_config(config)
+    question = SweepQuestion.of_config(config)
     units: list[WorkUnit] = []
     notes: list[str] = []
     examples = _examples(config)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, optional
 from buffet.experiments.store import RowFile, StoredRow, open_store, read_store
 from buffet.report import Versions
 
@@ -75,12 +75,9 @@ def open_rows(path: Path) -> AbstractContextManager[RowFile[Row]]:
 
 def load_rows(path: Path) -> polars.DataFrame:
     """The rows of a file as a table; needs the extra ``tables``."""
-    try:
-        import polars
-    except ImportError:
-        raise BuffetError("tables need polars: pip install 'buffet[tables]'") from None
+    polars = optional("polars", "tables", "tables need polars")
     floats = ("eps", "share", "reference", "certified", "attacked", "margin", "seconds", "task_seconds")
-    types: dict[str, type[polars.DataType]] = {
+    types: dict[str, Any] = {
         **dict.fromkeys((*floats, "attack_seconds", "clean_margin"), polars.Float64),
         **dict.fromkeys(("gold", "label", "evaluations", "batch"), polars.Int64),
         **dict.fromkeys(("reason", "verdict"), polars.String),

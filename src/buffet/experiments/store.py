@@ -31,7 +31,7 @@ from buffet.system.files import read_bytes, sync_directory
 START = b'{"key":"'
 """How every line begins."""
 FIRST = re.compile(rb'\{"key":"[^"\\]+","status":"[a-z]+","reason":')
-"""How an unfinished line begins that is all there is of a file: nobody else's file does by accident."""
+"""How an unfinished first line begins: no other file begins like that by accident."""
 CHECKED = re.compile(rb'(\{.*),"check":"([0-9a-f]{16})"\}')
 """A whole line, in two groups: what is checked, and its check."""
 FIX = "left as it is: correct the line or remove it (its task is then done again), or give another file"
@@ -144,7 +144,7 @@ def _is_torn(end: bytes, after_rows: bool) -> bool:
     """Whether `end`, behind the last newline, is what an interrupted append leaves: nothing, or a torn end.
 
     That is the beginning of one line of JSON, never a whole object, and then nothing or NUL bytes. Where no
-    row goes before it, it has to be long enough to be told from a file of something else.
+    row goes before it, it has to be long enough to be recognised as one of ours.
     """
     if not end:
         return True

@@ -17,8 +17,9 @@ from buffet.experiments.config import Running, SweepConfig
 from buffet.experiments.plan import Setting, SweepPlan, SweepTask, WorkUnit, make_plan, parts
 from buffet.experiments.rows import Row, open_rows
 from buffet.experiments.store import RowFile
-from buffet.experiments.work import Ground, GroundJob, Place, TaskAnswer, UnitAnswer, UnitJob
+from buffet.experiments.work import Groundwork, GroundworkJob, TaskAnswer, UnitAnswer, UnitJob, Workplace
 from buffet.experiments.workers import Done, Failed, Fleet, LocalFleet, Ticket, dispatch
+from buffet.printing import finite
 from buffet.report import Versions
 
 DESCRIBED = ("sentence", "sentence_tokens", "gold", "label", "label_name", "clean_margin", "seed")
@@ -117,18 +118,18 @@ class _Driver:
     ) -> None:
         self.running, self.plan, self.file, self.progress, self.start = running, plan, file, progress, start
         self.versions = Versions.current()
-        self.place = Place(running.memory, running.device)
+        self.place = Workplace(running.memory, running.device)
         self.rows = {row.key: row for row in file.rows}
         self.before = {key for unit in plan.units for key in unit.keys if key in self.rows}
         if retry_failed:
             self.before = {key for key in self.before if self.rows[key].ok}
         self.written = self.failed = 0
         self.queue: list[Ticket] = []
-        self.waiting: dict[int, list[tuple[int, WorkUnit]]] = {}  # ticket of a ground → what needs it
+        self.waiting: dict[int, list[tuple[int, WorkUnit]]] = {}  # ticket of a groundwork → what needs it
         self._fill()
 
     def _fill(self) -> None:
-        """Queue the open units of every setting, or first its ground if that is not known."""
+        """Queue the open units of every setting, or first its groundwork if that is not known."""
         number = 0
         for setting, group in groupby(self.plan.units, key=lambda unit: unit.setting):
             units = list(group)
@@ -136,20 +137,20 @@ class _Driver:
             pending = [(n, unit) for n, unit in numbered if not self.before.issuperset(unit.keys)]
             if pending:
                 question = units[0].question
-                ground = self._remembered(units) if question.needs_ground else Ground()
-                if ground is None:
+                groundwork = self._remembered(units) if question.needs_groundwork else Groundwork()
+                if groundwork is None:
                     self.waiting[number] = pending
-                    heapq.heappush(self.queue, Ticket(number, GroundJob(setting, question, self.place)))
+                    heapq.heappush(self.queue, Ticket(number, GroundworkJob(setting, question, self.place)))
                 else:
-                    self._open(pending, ground)
+                    self._open(pending, groundwork)
             number += len(units) + 1
 
-    def _open(self, pending: list[tuple[int, WorkUnit]], ground: Ground) -> None:
+    def _open(self, pending: list[tuple[int, WorkUnit]], groundwork: Groundwork) -> None:
         for number, unit in pending:
-            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, ground, self.place)))
+            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, groundwork, self.place)))
 
-    def _remembered(self, units: list[WorkUnit]) -> Ground | None:
-        """The ground of a setting, from the rows of a unit that has it for every set of words."""
+    def _remembered(self, units: list[WorkUnit]) -> Groundwork | None:
+        """The groundwork of a setting, from the rows of a unit that has it for every set of words."""
         words, question = units[0].setting.words, units[0].question
         for unit in units:
             found = [self.rows.get(key) for key in unit.keys[: len(words)]]
@@ -158,36 +159,36 @@ class _Driver:
                 continue
             attacked = tuple(math.inf if r.attacked is None else r.attacked for r in rows)
             reference = tuple(r.reference or 0.0 for r in rows) if question.reference else None
-            return Ground(attacked if question.attack else None, rows[0].attack_seconds, reference)
+            return Groundwork(attacked if question.attack else None, rows[0].attack_seconds, reference)
         return None
 
     def settle(self, ticket: Ticket, result: Done | Failed) -> None:
-        """Write what a unit found; a ground lets the units begin that wait for it."""
-        if isinstance(ticket.job, GroundJob):
+        """Write what a unit found; a groundwork lets the units begin that wait for it."""
+        if isinstance(ticket.job, GroundworkJob):
             pending = self.waiting.pop(ticket.number)
             if isinstance(result, Done):
-                assert isinstance(result.answer, Ground)
+                assert isinstance(result.answer, Groundwork)
                 self._open(pending, result.answer)
                 return
             trouble = f"before any method: {result.reason}"
             if ticket.job.question.reference is None:
-                self._open(pending, Ground(trouble=trouble))  # proofs do without an attack
+                self._open(pending, Groundwork(trouble=trouble))  # proofs do without an attack
                 return
             for _, unit in pending:
-                self._write(unit, Ground(), replace(result, reason=trouble))
+                self._write(unit, Groundwork(), replace(result, reason=trouble))
             return
         assert isinstance(ticket.job, UnitJob)
-        self._write(ticket.job.unit, ticket.job.ground, result)
+        self._write(ticket.job.unit, ticket.job.groundwork, result)
 
-    def _write(self, unit: WorkUnit, ground: Ground, result: Done | Failed) -> None:
-        rows = [row for row in self._rows_of(unit, ground, result) if row.key not in self.before]
+    def _write(self, unit: WorkUnit, groundwork: Groundwork, result: Done | Failed) -> None:
+        rows = [row for row in self._rows_of(unit, groundwork, result) if row.key not in self.before]
         self.file.append(rows)
         self.rows |= {row.key: row for row in rows}
         self.written += len(rows)
         self.failed += sum(not row.ok for row in rows)
         self.report()
 
-    def _rows_of(self, unit: WorkUnit, ground: Ground, result: Done | Failed) -> list[Row]:
+    def _rows_of(self, unit: WorkUnit, groundwork: Groundwork, result: Done | Failed) -> list[Row]:
         answer = result.answer if isinstance(result, Done) else None
         assert answer is None or isinstance(answer, UnitAnswer)
         setting, tasks = unit.setting, unit.tasks
@@ -198,13 +199,13 @@ class _Driver:
             "model_digest": setting.model.digest,
             "norm": setting.norm_name,
             "status": result.status if isinstance(result, Failed) else "ok",
-            "reason": result.reason if isinstance(result, Failed) else ground.trouble,
+            "reason": result.reason if isinstance(result, Failed) else groundwork.trouble,
             "method": unit.title,
             "parts": parts(unit.method),
             "what": unit.question.what,
             "seconds": seconds,
             "task_seconds": None if seconds is None else seconds / len(tasks),
-            "attack_seconds": ground.attack_seconds,
+            "attack_seconds": groundwork.attack_seconds,
             "batch": len(tasks),
             "threads": self.running.threads,
             "config": self.plan.digest,
@@ -215,7 +216,7 @@ class _Driver:
         answers = answer.tasks if answer else (None,) * len(tasks)
         rows = []
         for key, task, found in zip(unit.keys, tasks, answers, strict=True):
-            own = _found(setting, task, found, ground, place[task.words])
+            own = _found(setting, task, found, groundwork, place[task.words])
             rows.append(Row.model_validate({"key": key, **common, **own}))
         return rows
 
@@ -240,20 +241,16 @@ class _Driver:
 
 
 def _found(
-    setting: Setting, task: SweepTask, answer: TaskAnswer | None, ground: Ground, place: int
+    setting: Setting, task: SweepTask, answer: TaskAnswer | None, groundwork: Groundwork, place: int
 ) -> dict[str, object]:
     """What a row says about its task."""
     found = asdict(answer) if answer else {**dict.fromkeys(ANSWERED), "eps": task.eps}
     return {
         **found,
-        "margin": _finite(found["margin"]),
+        "margin": finite(found["margin"]),
         "words": task.words,
         "tokens": tuple(setting.sentence_tokens[i] for i in task.words),
         "share": task.share,
-        "reference": ground.reference[place] if ground.reference else None,
-        "attacked": _finite(ground.attacked[place] if ground.attacked else None),
+        "reference": groundwork.reference[place] if groundwork.reference else None,
+        "attacked": finite(groundwork.attacked[place] if groundwork.attacked else None),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

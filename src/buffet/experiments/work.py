@@ -1,4 +1,4 @@
-"""Answers the tasks of one sentence; pure: the same job gives the same numbers in every process."""
+"""Answers the tasks of one sentence; a job gives the same numbers in every process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Engine
 from buffet.errors import BuffetError
-from buffet.experiments.plan import ModelSource, Question, Setting, WorkUnit, model_digest
+from buffet.experiments.plan import ModelSource, Setting, SweepQuestion, WorkUnit, model_digest
 from buffet.loading import Model, load_checkpoint
 from buffet.methods import Method
 from buffet.regions import LpBall
@@ -26,7 +26,7 @@ Radii = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Ground:
+class Groundwork:
     """What all methods of a setting have in common, one entry per set of words."""
 
     attacked: Radii | None = None  # infinite where nothing was found
@@ -51,12 +51,12 @@ class UnitAnswer:
     """The answers to all tasks of a unit, in their order."""
 
     tasks: tuple[TaskAnswer, ...]
-    seconds: float  # spent on proofs (`Place.clock`)
+    seconds: float  # spent on proofs (`Workplace.clock`)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a job runs, and how many bytes its bounds may take there."""
+class Workplace:
+    """The device on which a job runs, and how many bytes its bounds may take there."""
 
     memory: int | None = None
     device: str = "cpu"
@@ -65,7 +65,7 @@ class Place:
         return _model(source, self.device)
 
     def clock(self) -> float:
-        """Seconds of the processor, which other work hardly changes; of a device, those of the wall."""
+        """CPU seconds, which other work on the machine hardly changes; on another device, wall seconds."""
         return time.process_time() if self.device == "cpu" else time.perf_counter()
 
     def radii(self, setting: Setting, method: Method, attacked: Radii | None, **search: Any) -> Radius:
@@ -85,14 +85,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class GroundJob:
-    """Find the ground of a setting."""
+class GroundworkJob:
+    """Find the groundwork of a setting."""
 
     setting: Setting
-    question: Question
-    place: Place
+    question: SweepQuestion
+    place: Workplace
 
-    def run(self) -> Ground:
+    def run(self) -> Groundwork:
         setting, attacked, seconds, reference = self.setting, None, None, None
         if self.question.attack:
             model, start = self.place.model(setting.model), self.place.clock()
@@ -102,7 +102,7 @@ class GroundJob:
         if self.question.reference is not None:
             certified = self.place.radii(setting, self.question.reference, attacked)
             reference = tuple(task.certified for task in certified.tasks)
-        return Ground(attacked, seconds, reference)
+        return Groundwork(attacked, seconds, reference)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class UnitJob:
     """Answer the tasks of a unit."""
 
     unit: WorkUnit
-    ground: Ground
-    place: Place
+    groundwork: Groundwork
+    place: Workplace
 
     def run(self) -> UnitAnswer:
         self.place.model(self.unit.setting.model)  # is read once, for all units
@@ -122,7 +122,7 @@ class UnitJob:
     def _radii(self) -> tuple[TaskAnswer, ...]:
         unit, asked = self.unit, self.unit.question
         search = {"search": asked.search, "tolerance": asked.tolerance}
-        found = self.place.radii(unit.setting, unit.method, self.ground.attacked, **search)
+        found = self.place.radii(unit.setting, unit.method, self.groundwork.attacked, **search)
         return tuple(
             TaskAnswer(t.certified, t.margin, t.evaluations, "certified" if t.certified > 0 else "unknown")
             for t in found.tasks
@@ -131,10 +131,10 @@ class UnitJob:
     def _verdicts(self) -> tuple[TaskAnswer, ...]:
         setting, tasks = self.unit.setting, self.unit.tasks
         sizes = [task.eps for task in tasks]
-        if self.ground.reference is not None:
-            radii = dict(zip(setting.words, self.ground.reference, strict=True))
+        if self.groundwork.reference is not None:
+            radii = dict(zip(setting.words, self.groundwork.reference, strict=True))
             sizes = [radii[task.words] * (task.share or 0.0) for task in tasks]
-        attacked = dict(zip(setting.words, self.ground.attacked or (), strict=False))
+        attacked = dict(zip(setting.words, self.groundwork.attacked or (), strict=False))
         model = self.place.model(setting.model)
         found = verify(
             model,

@@ -27,9 +27,9 @@ from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import cores
 
 STILLBORN = 3
-"""Workers that may die one after the other before they are ready: after that, none is expected to survive."""
+"""How many workers may die one after the other before they are ready; after that, dispatching gives up."""
 PATIENCE = 1.0
-"""Seconds between two looks at how many workers there may be."""
+"""Seconds between two checks of how many workers there may be."""
 
 
 @runtime_checkable
@@ -162,7 +162,7 @@ def dispatch(
 
 
 def _assign(fleet: Fleet[W], queue: list[Ticket], posts: dict[W, _Post], limit: float | None) -> None:
-    """Give work to the idle, and hire for what is left."""
+    """Give work to idle workers, and hire new ones for the rest."""
     for worker, post in posts.items():
         if queue and post.ready and post.ticket is None:
             post.ticket = heapq.heappop(queue)

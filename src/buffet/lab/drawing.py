@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from buffet.errors import BuffetError
+from buffet.errors import optional
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -29,10 +29,7 @@ SETTINGS: Any = {
 
 def check_drawing() -> None:
     """Refuse, before any work is done, to draw without matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise BuffetError("drawing figures needs matplotlib: pip install 'buffet[plots]'") from None
+    optional("matplotlib", "plots", "drawing figures needs matplotlib")
 
 
 def pictures(canvas: Canvas) -> dict[str, bytes]:

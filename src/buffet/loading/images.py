@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from buffet.errors import BuffetError, one_line
+from buffet.errors import BuffetError, one_line, optional
 from buffet.loading.agreement import as_float32, largest_difference
 from buffet.loading.model import Model
 from buffet.loading.tokenizer import Encoding
@@ -119,16 +119,13 @@ def read_pixels(image: Image, channels: int) -> Pixels:
 
 
 def _picture(path: Path, channels: int) -> Tensor:
-    try:
-        from PIL import Image as Pictures
-    except ImportError:
-        raise BuffetError(f"{path}: pictures are read by Pillow: pip install 'buffet[images]'") from None
+    pictures = optional("PIL.Image", "images", f"{path}: pictures are read by Pillow")
     if channels not in (1, 3):
         raise BuffetError(f"{path}: a picture has 1 or 3 channels, the model reads {channels}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Pictures.DecompressionBombWarning)
-            with Pictures.open(path) as picture:
+            warnings.simplefilter("error", pictures.DecompressionBombWarning)
+            with pictures.open(path) as picture:
                 pixels = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
     except FileNotFoundError:
         raise BuffetError(f"{path}: no such picture") from None
@@ -148,11 +145,7 @@ def _digit(name: str) -> Tensor:
 
 def read_digits() -> tuple[Float[Tensor, "images 8 8"], Tensor]:
     """scikit-learn's handwritten digits, pixels in [0, 1], and which digit each of them is."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise BuffetError("the digits are part of scikit-learn: pip install 'buffet[images]'") from None
-    data = load_digits()
+    data = optional("sklearn.datasets", "images", "the digits are part of scikit-learn").load_digits()
     return torch.from_numpy(data.images).float() / 16, torch.from_numpy(data.target).long()
 
 

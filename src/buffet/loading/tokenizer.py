@@ -144,14 +144,14 @@ def _spans(raw: tokenizers.Encoding) -> tuple[Span | None, ...]:
     return tuple(None if key is None else Span(key[0], *ends[key]) for key in keys)
 
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
-def guarded(work: Callable[[], Result], complaint: str) -> Result:
+def guarded(work: Callable[[], T], complaint: str) -> T:
     """The result of `work`, which calls the library; whatever goes wrong in there is one `BuffetError`.
 
     The library raises bare `Exception` for a malformed file, and where its author was sure that nothing can
-    go wrong it panics: that is no `Exception` even, and it is told on the standard error output first.
+    go wrong it panics: that is not even an `Exception`, and it is printed to standard error first.
     """
     try:
         with _silence():

@@ -60,7 +60,7 @@ class Function:
     def rounding(
         self, x: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"], also: float = 0.0
     ) -> Float[Tensor, "*shape"]:
-        """A bound on |computed − exact| value at `x`, underflow included; `also` so many roundings more."""
+        """A bound on |computed − exact| value at `x`, underflow included; and `also` further roundings."""
         if self.relative + also == 0:
             return torch.zeros_like(value)
         info = torch.finfo(value.dtype)

@@ -1,4 +1,4 @@
-"""Checks of what a user passes to a region; every failure is one `BuffetError` that says how to mend it."""
+"""Checks of what a user passes to a region; every failure is one `BuffetError` that says how to fix it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from buffet.regions import arguments
 from buffet.regions.arguments import Words
 
 SUMS_BYTES = 1 << 20
-"""Size aimed at for the sums of forms that `Region.minimise_sums` builds at a time: about a cache."""
+"""Numbers in the sums of forms that `Region.minimise_sums` builds at a time: about what fits in a cache."""
 Form = Float[Tensor, "tasks moved width *rows"]
 Delta = Float[Tensor, "*restarts tasks moved width"]
 Halve = Callable[[Any], "tuple[Region, Region] | None"]

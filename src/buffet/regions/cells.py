@@ -24,14 +24,14 @@ three times the form."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 STEPS = {torch.float32: 14, torch.float64: 44}
 """Of the golden section, in norms other than L2: weights are found to a thousandth of their range, or a
-billionth, so that who computes them again finds the same."""
+billionth, so that whoever computes them again finds the same."""
 HALVINGS = 40
-"""Steps to find how far one may go in the ball."""
+"""Steps of the search for how far one may go inside the ball."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Along what the moved rows of a task are cut: cut i along `directions[i]`, which moves row `rows[i]`.
+    """Directions along which the moved rows of a task are cut: cut i along `directions[i]`, of row `rows[i]`.
 
     Directions are unit vectors, and those of the same row orthogonal, up to rounding; else bounds are loose.
     """

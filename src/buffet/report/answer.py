@@ -54,7 +54,7 @@ class TaskResult(Frozen):
     held: int = 0  # words of the vocabulary within the certified ball of some word that moves
 
 
-class Query(Frozen):
+class QueryInfo(Frozen):
     """What was asked, defaults filled in."""
 
     norm: float | Literal["inf"]
@@ -116,7 +116,7 @@ class CertifyReport(Frozen):
     text: str
     tokens: tuple[Token, ...]
     model: ModelInfo
-    query: Query
+    query: QueryInfo
     answer: int  # the class the model gives the unmoved text
     logits: tuple[float, ...]
     clean_margin: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buffet.evaluation.accuracy import Share
-from buffet.evaluation.questions import told_level, told_levels
+from buffet.evaluation.questions import level_text, levels_text
 from buffet.evaluation.result import Evaluation
 from buffet.evaluation.rows import SentenceRow
 from buffet.printing import at_least, duration, round_down, round_up
@@ -45,10 +45,10 @@ def _sentence(found: Evaluation) -> str:
     """What the numbers say."""
     worst, many = found.worst, len(found.sentences)
     of = f"{many:,} sentences drawn from {found.total:,}" if found.sampled else f"{many:,} sentences"
-    level = told_level(found.question, worst.level)
+    level = level_text(found.question, worst.level)
     text = (
-        f"Of {of}, {worst.clean.count:,} are answered rightly. {worst.certified.count:,} of these answers are"
-        f" proven: {_promise(found, level)}."
+        f"Of {of}, {worst.clean.count:,} are classified correctly. {worst.certified.count:,} of these answers"
+        f" are proven: {_promise(found, level)}."
     )
     falsified = worst.clean.count - worst.attacked.count
     text += f" {falsified:,} can be changed, and {worst.open.count:,} are open."
@@ -66,10 +66,10 @@ def _promise(found: Evaluation, level: str) -> str:
 
 def _tiles(found: Evaluation) -> list[Tile]:
     worst = found.worst
-    level = told_level(found.question, worst.level)
+    level = level_text(found.question, worst.level)
     at = f"ε {level}" if found.question.kind == "eps" else f"{level} words exchanged"
     return [
-        _tile(worst.clean, "answered rightly (clean)", up=True),
+        _tile(worst.clean, "classified correctly (clean)", up=True),
         _tile(worst.certified, f"and proven (certified, {at})", up=False),
         _tile(worst.attacked, f"and not broken (under attack, {at})", up=True),
         Tile(duration(sum(row.seconds or 0.0 for row in found.sentences)), "of work"),
@@ -77,7 +77,7 @@ def _tiles(found: Evaluation) -> list[Tile]:
 
 
 def _tile(share: Share, meaning: str, *, up: bool) -> Tile:
-    value, _, interval = share.told(up=up).partition(" ")
+    value, _, interval = share.text(up=up).partition(" ")
     return Tile(value, f"{meaning}; of all {interval} with 95 % confidence" if interval else meaning)
 
 
@@ -86,7 +86,7 @@ def _data(found: Evaluation) -> dict[str, object]:
     return {
         "kind": found.question.kind,
         "axis": AXES[found.question.kind],
-        "levels": [told_level(found.question, at.level) for at in found.curve],
+        "levels": [level_text(found.question, at.level) for at in found.curve],
         "sizes": [
             at.level if found.question.kind == "eps" else place for place, at in enumerate(found.curve)
         ],
@@ -149,7 +149,7 @@ def _setup(found: Evaluation) -> list[tuple[str, str]]:
     return [
         ("model", f"{first.model}, digest {first.model_digest}"),
         ("data", f"{found.source}, {sample}"),
-        ("asked", f"{found.question.describe()}; {axis}: {told_levels(found.question)}"),
+        ("asked", f"{found.question.describe()}; {axis}: {levels_text(found.question)}"),
         ("method", first.method),
         ("budget", "none" if first.budget is None else f"{round_down(first.budget)} s a sentence"),
         ("seed", str(first.seed)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from buffet.errors import BuffetError
+from buffet.errors import optional
 
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -51,11 +51,8 @@ class MarginTrace:
 
     def picture(self, kind: str) -> bytes:
         """The curves with the line 0 and, dotted in the same colour, the baseline's margin."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise BuffetError("drawing a trace needs matplotlib: pip install 'buffet[bench]'") from None
-        figure = Figure(figsize=(7, 4), layout="constrained")
+        drawing = optional("matplotlib.figure", "plots", "drawing a trace needs matplotlib")
+        figure = drawing.Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
         axes.axhline(0, color="0.3", linewidth=1)
         for name, curve, reference in zip(self.names, self.curves, self.references, strict=True):

@@ -94,7 +94,7 @@ class TrainSettings(BaseModel):
     adversarial: NonNegative = 0.0  # L2 size of a move of the most sensitive word, along the gradient
 
     synonyms: Path | None = None  # of words that may be exchanged: train for that
-    most_synonyms: Count | None = None  # only the first so many of each word
+    most_synonyms: Count | None = None  # only the first ones of each word, at most this many
     worst_case: Fraction = 0.0  # share of the loss that is that of the worst substitutes
     ramp: Annotated[float, Field(gt=0, le=1)] = 0.4  # of the steps, in which that loss grows to its share
     exchanged: Fraction = 0.0  # words replaced by substitutes at random: rows that no sentence has learn too

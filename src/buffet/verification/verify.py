@@ -72,7 +72,7 @@ def verify(
             with what is known by then, if anything is.
         falsify: when a task is not certified, look for a counterexample, very briefly or as the settings say.
         best: find the largest margin that the method and its portfolio have for every task, not just a proof.
-        trace: is told the tasks, the step and the margins at every step of an optimiser, which then takes
+        trace: called with the tasks, the step and the margins at every step of an optimiser, which then takes
             all its steps whether or not the tasks are proven.
 
     Example:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from buffet.words.sets import Shape, Substitutions
 
 LEAST_SECONDS = 1e-3
-"""For shapes that no time is left for: they are answered, by nothing proven."""
+"""The budget of a shape for which no time is left: it is answered with "unknown"."""
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A sentence that the model answers otherwise."""
+    """A sentence to which the model gives another answer."""
 
     sentence: str
     changes: tuple[tuple[str, str], ...]  # every exchanged word, and what for
@@ -81,7 +81,7 @@ def answered(
     seed: int,
     engine: Engine,
 ) -> Answer:
-    """Go through all shapes until one is broken; single sentences are run, all others verified."""
+    """Go through all shapes until one is broken: single sentences are run, larger sets verified."""
     begin = time.perf_counter()
     end = None if budget is None else begin + checked_budget(budget)
     program = found.model.program64
@@ -129,7 +129,7 @@ def answered_each(
     answer: Callable[[Substitutions, float | None], Answer],
     seconds: float | None,
 ) -> tuple[Answer, ...]:
-    """What is known if at most so many words are exchanged, for each of some `budgets`, in their order.
+    """What is known if at most k words are exchanged, for every k of `budgets`, in their order.
 
     What is proven for some words holds for fewer, and a sentence that flips the answer counts for all budgets
     that it is within. So the smallest budget is asked first, which costs least and often has a flip; then

@@ -14,7 +14,7 @@ from buffet.loading import Encoding, Model
 CHUNK = 1 << 22
 """Numbers of the table that are compared at a time."""
 SLACK = 1e-12
-"""More than the rounding of a distance in float64, relative to it: what is called inside surely is."""
+"""More than the relative rounding of a distance in float64: a word that counts as inside certainly is."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def nearest_words(
 
 
 def _distances(model: Model, encoding: Encoding, row: int, norm: float) -> Tensor:
-    """From a row of the text to those of all words in its place; infinite for what is no other word."""
+    """Distances from a row of the text to those of all other words in its place; infinite for non-words."""
     tables, tokenizer = model.embeddings, model.tokenizer
     assert tokenizer is not None
     rest = tables.types[encoding.types[row]], tables.positions[row]

@@ -48,7 +48,7 @@ class Word:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A substitute that adds no sentence, or that is not one; and why."""
+    """A substitute that was left out, and why."""
 
     word: str
     text: str

@@ -36,13 +36,13 @@ from buffet.words.reading import (
 )
 
 MOST_SHAPES = 1000
-"""Shapes that are listed: most have few sentences, and more are not meant."""
+"""The most shapes that are listed; more than this were surely not intended."""
 MOST_PAIRS = 5000
 """Substitutes of two words that touch are read together, if there are no more pairs of them."""
 
 
 class NoSubstitutesError(BuffetError):
-    """Nothing may be exchanged, so that a text is the only sentence there is."""
+    """Nothing may be exchanged: the text is the only sentence there is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Substitutions:
 
     @property
     def region(self) -> CandidateSet:
-        """All sentences as one region, which they are if all have as many tokens as the text."""
+        """All sentences as one region, if all of them have as many tokens as the text."""
         (first, *others) = self.shapes
         if others or first.region is None:
             raise BuffetError(
@@ -262,9 +262,9 @@ def substitutions(
         model: a loaded model that reads texts.
         text: the sentence.
         synonyms: word → words it may be exchanged for, or a JSON file with that.
-        most: only the first so many synonyms of every word (default: all).
+        most: use only the first `most` synonyms of every word (default: all).
         swap: the same, of words of this text: one that it does not have is an error.
-        typos: at most so many misspellings of every word, chosen by the `seed`.
+        typos: the largest number of misspellings of every word; the `seed` chooses them.
         at_most: how many words may be exchanged at once (default: all).
         pair: the second text of a pair; its words may be exchanged too.
         skip_unknown: leave out what is not in the vocabulary. By default it is what the model reads: [UNK].
@@ -311,7 +311,7 @@ def substitutions(
 
 
 def _check_apart(reading: Reading, first: Word, second: Word) -> None:
-    """Two words that touch could be read otherwise together than each on its own: all pairs are tried."""
+    """Words without a space between them may be tokenised differently together than apart: try all pairs."""
     if first.span.text != second.span.text or first.span.end < second.span.start:
         return
     pairs = list(product(first.substitutes, second.substitutes))

@@ -42,7 +42,7 @@ def all_typos(word: str) -> list[str]:
 
 
 def typos(word: str, most: int, seed: int) -> list[str]:
-    """At most so many typos of a word; the same word and seed give the same."""
+    """A limited number of typos of a word; the same word and seed give the same ones."""
     every = all_typos(word)
     if len(every) <= most:
         return every

@@ -1,16 +1,14 @@
-"""What verification costs: measured, counted, compared between commits, and extrapolated.
+"""What verification costs: measured, counted, and compared between commits.
 
-cases       what is measured: shapes, methods, the named group and the grid
+cases       what is measured: shapes, methods, the fixed ones and the grid
 counting    floating point operations and bytes of a computation, counted as it runs
 measuring   one case in this process; run as a module, the process of one case
 running     every case in a process of its own, within limits of time and memory
 comparison  two documents of measurements, case by case
-growth      exponents and log-log plots
-estimates   what larger cases cost, extrapolated from smaller ones
 """
 
 from buffet.lab.bench.cases import BenchCase, selection
 from buffet.lab.bench.measuring import Measurement, measure
-from buffet.lab.bench.running import Limits, Row, run_cases
+from buffet.lab.bench.running import BenchLimits, BenchRow, run_cases
 
-__all__ = ["BenchCase", "Limits", "Measurement", "Row", "measure", "run_cases", "selection"]
+__all__ = ["BenchCase", "BenchLimits", "BenchRow", "Measurement", "measure", "run_cases", "selection"]

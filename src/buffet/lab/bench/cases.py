@@ -16,7 +16,7 @@ CENTRE = (3, 16, 128)
 """Layers, tokens and width around which one axis at a time is varied."""
 WINDOWED = "backward/2"
 """A method's name, and how many layers it substitutes through."""
-GROWING = ("baseline", "lse", "backward", WINDOWED)
+VARIED = ("baseline", "lse", "backward", WINDOWED)
 """What is measured along every axis by default; the other methods at the centre only."""
 FEW_STEPS = 10
 """Steps that learning methods take where nothing else is asked for: cost is linear in them."""
@@ -59,33 +59,24 @@ class BenchCase:
         return self.layers, self.tokens, self.width
 
 
-@dataclass(frozen=True)
-class Named:
-    """A case that is always measured, and what CROWN of auto_LiRPA 0.7.1 (or its α-CROWN, for cases that
-    learn) was measured to need for the same."""
-
-    case: BenchCase
-    units: float | None = None
-    megabytes: float | None = None
-
-
 _LARGE = BenchCase("backward", 1, tokens=16, width=256, inner=512)
-NAMED: tuple[Named, ...] = (
-    Named(BenchCase("interval", 3)),
-    Named(BenchCase("forward", 3)),
-    Named(BenchCase("baseline", 1)),
-    Named(BenchCase("baseline", 3)),
-    Named(BenchCase("baseline", 3, words=8)),
-    Named(BenchCase("backward", 1), 14.0),
-    Named(BenchCase("backward", 2), 76.0),
-    Named(BenchCase("backward", 3), 168.0),
-    Named(BenchCase("backward", 6), 620.0),
-    Named(BenchCase("backward", 6, pooling="mean"), 620.0),
-    Named(_LARGE, 1100.0, 3300.0),
-    Named(replace(_LARGE, pooling="mean"), 1100.0, 3300.0),
-    Named(BenchCase("o-buffet", 1, optimise="final", steps=100), 224.0),
-    Named(BenchCase("o-buffet", 2, optimise="final", steps=100), 470.0),
+FIXED: tuple[BenchCase, ...] = (
+    BenchCase("interval", 3),
+    BenchCase("forward", 3),
+    BenchCase("baseline", 1),
+    BenchCase("baseline", 3),
+    BenchCase("baseline", 3, words=8),
+    BenchCase("backward", 1),
+    BenchCase("backward", 2),
+    BenchCase("backward", 3),
+    BenchCase("backward", 6),
+    BenchCase("backward", 6, pooling="mean"),
+    _LARGE,
+    replace(_LARGE, pooling="mean"),
+    BenchCase("o-buffet", 1, optimise="final", steps=100),
+    BenchCase("o-buffet", 2, optimise="final", steps=100),
 )
+"""Cases that are measured unless sizes are given."""
 
 
 def shaped(name: str, layers: int, tokens: int, width: int, words: int = 1) -> BenchCase:
@@ -108,7 +99,7 @@ def shaped(name: str, layers: int, tokens: int, width: int, words: int = 1) -> B
         scale=0.5,
         window=int(window) if window else None,
     )
-    return replace(case, steps=FEW_STEPS) if case.chosen.optimise != "none" else case
+    return replace(case, steps=FEW_STEPS) if case.chosen.optimiser.learns else case
 
 
 def selection(
@@ -144,7 +135,7 @@ def selection(
     return [
         shaped(m, *shape, words)
         for m in methods or everything
-        for shape in (_cross() if m in (methods or GROWING) else (CENTRE,))
+        for shape in (_cross() if m in (methods or VARIED) else (CENTRE,))
     ]
 
 

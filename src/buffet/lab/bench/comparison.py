@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import Measurement
-from buffet.lab.bench.running import Row
+from buffet.lab.bench.running import BenchRow
 
 LEAST_NOISE = 0.05
-"""Changes of time below this are never told from noise."""
+"""Smaller changes of time always count as noise."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Change:
         return self.new.peak_megabytes / max(self.old.peak_megabytes, 1.0)
 
 
-def compare(old: Sequence[Row], new: Sequence[Row]) -> tuple[list[Change], list[str]]:
+def compare(old: Sequence[BenchRow], new: Sequence[BenchRow]) -> tuple[list[Change], list[str]]:
     """The changes of all cases that both have measured, and a note for every other case of `new`."""
     before = {row.case: row for row in old}
     changes, notes = [], []

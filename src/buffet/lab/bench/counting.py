@@ -25,8 +25,6 @@ class Count:
 
     flops: int  # of matrix products
     moved_bytes: int
-    kernels: int
-    product_bytes: int  # the part of `moved_bytes` in matrix products
 
 
 def count(run: Callable[[], object]) -> Count:
@@ -34,13 +32,13 @@ def count(run: Callable[[], object]) -> Count:
     counter = _Counter()
     with counter:
         run()
-    return Count(counter.flops, counter.moved_bytes, counter.kernels, counter.product_bytes)
+    return Count(counter.flops, counter.moved_bytes)
 
 
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.moved_bytes = self.kernels = self.product_bytes = 0
+        self.flops = self.moved_bytes = 0
 
     def __torch_dispatch__(
         self,
@@ -58,12 +56,9 @@ class _Counter(TorchDispatchMode):
         if func.is_view:
             return result
         tensors = [v for v in tree_leaves((args, kwargs, result)) if isinstance(v, Tensor)]
-        moved = sum(_size(tensor) for tensor in tensors)
-        self.kernels += 1
-        self.moved_bytes += moved
+        self.moved_bytes += sum(_size(tensor) for tensor in tensors)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
-            self.product_bytes += moved
         return result
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from buffet.engine import Engine, bound_margins
 from buffet.lab.bench.cases import BenchCase, case_from
-from buffet.lab.bench.counting import Count, count
+from buffet.lab.bench.counting import count
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.regions import LpBall
@@ -73,7 +73,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Setup:
+class BenchSetup:
     """A network, a region around its sentence, and the verification to be measured."""
 
     case: BenchCase
@@ -81,11 +81,11 @@ class Setup:
     region: LpBall
     label: int
 
-    def run(self, engine: Engine | None = None) -> Tensor:
+    def run(self) -> Tensor:
         """One verification; learning methods take all their steps, proven or not."""
         method = self.case.chosen
-        trace = None if method.optimise == "none" else (lambda tasks, step, margins: None)
-        return bound_margins(self.model, self.region, method, self.label, engine or Engine(), trace=trace)
+        trace = (lambda tasks, step, margins: None) if method.optimiser.learns else None
+        return bound_margins(self.model, self.region, method, self.label, Engine(), trace=trace)
 
 
 def bench_config(case: BenchCase) -> ModelConfig:
@@ -102,16 +102,16 @@ def bench_config(case: BenchCase) -> ModelConfig:
     )
 
 
-def prepare(case: BenchCase, device: torch.device) -> Setup:
+def prepare(case: BenchCase, device: torch.device) -> BenchSetup:
     """The network of a case, the same in every process."""
     generator = torch.Generator().manual_seed(0)
     model = random_model(bench_config(case), generator, case.scale).to(device)
     x = (0.5 * torch.randn(case.tokens, case.width, generator=generator)).to(device)
     label = int(model.program64.evaluate(x.double()).argmax())
-    return Setup(case, model, LpBall(x, [[w] for w in range(case.words)], 2, case.eps), label)
+    return BenchSetup(case, model, LpBall(x, [[w] for w in range(case.words)], 2, case.eps), label)
 
 
-def measure(case: BenchCase, device: str = "cpu", *, counted: bool = True) -> Measurement:
+def measure(case: BenchCase, device: str = "cpu") -> Measurement:
     """Measure a case, single-threaded and warm. The matrix products are counted in a run of their own."""
     torch.set_num_threads(1)
     place = device_named(device)
@@ -120,7 +120,7 @@ def measure(case: BenchCase, device: str = "cpu", *, counted: bool = True) -> Me
     before = peak_megabytes(place)
     first, margins = timed(setup.run, place, unit)
     grown = peak_megabytes(place) - before
-    counts = count(setup.run) if counted else Count(0, 0, 0, 0)
+    counts = count(setup.run)
     # What takes long is warm enough the first time, and not worth repeating.
     times = repeat(setup.run, place, unit) if first.cpu < PATIENCE else [first]
     margin = float(margins.min())

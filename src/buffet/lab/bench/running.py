@@ -31,7 +31,7 @@ NO_MEMORY = (
 
 
 @dataclass(frozen=True)
-class Limits:
+class BenchLimits:
     """What one case may take."""
 
     seconds: float = 60.0  # of CPU time, all repetitions together
@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """A case and its measurement, or the reason why there is none."""
 
     case: BenchCase
@@ -51,17 +51,21 @@ class Row:
     reason: str | None = None
 
 
-def run_cases(cases: Sequence[BenchCase], limits: Limits | None = None, device: str = "cpu") -> Iterator[Row]:
+def run_cases(
+    cases: Sequence[BenchCase], limits: BenchLimits | None = None, device: str = "cpu"
+) -> Iterator[BenchRow]:
     """Measure case by case; a row is there as soon as its case is done."""
     for case in cases:
-        found = in_process(case, limits or Limits(), device)
+        found = in_process(case, limits or BenchLimits(), device)
         if isinstance(found, str):
-            yield Row(case, reason=found)
+            yield BenchRow(case, reason=found)
         else:
-            yield Row(case, Measurement(**{**found, "samples": tuple(found["samples"])}))
+            yield BenchRow(case, Measurement(**{**found, "samples": tuple(found["samples"])}))
 
 
-def in_process(case: BenchCase, limits: Limits, device: str, peer: str | None = None) -> dict[str, Any] | str:
+def in_process(
+    case: BenchCase, limits: BenchLimits, device: str, peer: str | None = None
+) -> dict[str, Any] | str:
     """What a process of its own has measured, or in a few words why it has not."""
     asked = {"case": asdict(case), **asdict(limits), "device": device, "peer": peer}
     command = [sys.executable, "-m", "buffet.lab.bench.measuring", json.dumps(asked)]
@@ -87,7 +91,7 @@ def in_process(case: BenchCase, limits: Limits, device: str, peer: str | None = 
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def document(rows: Sequence[Row], device: str) -> dict[str, Any]:
+def document(rows: Sequence[BenchRow], device: str) -> dict[str, Any]:
     """Measurements as JSON, with what they were made on."""
     return {
         "format": FORMAT,
@@ -97,7 +101,7 @@ def document(rows: Sequence[Row], device: str) -> dict[str, Any]:
     }
 
 
-def read_document(text: str, where: str) -> list[Row]:
+def read_document(text: str, where: str) -> list[BenchRow]:
     """The rows of a document that `document` has made."""
     try:
         content = json.loads(text)
@@ -106,7 +110,7 @@ def read_document(text: str, where: str) -> list[Row]:
                 f"{where}: its format is {content['format']!r:.60}, not {FORMAT!r}: measure again"
             )
         return [
-            Row(
+            BenchRow(
                 case_from(row["case"]),
                 MEASUREMENT.validate_python(m) if (m := row["measurement"]) else None,
                 None if row["reason"] is None else str(row["reason"]),

@@ -22,13 +22,13 @@ from buffet.lab.bench.cases import BenchCase
 from buffet.lab.bench.measuring import (
     PATIENCE,
     REPETITIONS,
-    Setup,
+    BenchSetup,
     Unit,
     peak_megabytes,
     prepare,
     timed,
 )
-from buffet.lab.bench.running import Limits, in_process, run_cases
+from buffet.lab.bench.running import BenchLimits, in_process, run_cases
 from buffet.lab.peers.plain import PlainNetwork
 from buffet.system.devices import device_named
 
@@ -101,7 +101,7 @@ def rival(case: BenchCase, peer: Peer, device: str) -> Meeting:
     return Meeting(method, ours, others, grown, _finite(margins), _finite(bound))
 
 
-def plain_network(setup: Setup) -> PlainNetwork:
+def plain_network(setup: BenchSetup) -> PlainNetwork:
     """The margins of a setup's first task as a plain module of δ, checked against the program."""
     program = setup.model.program.margins(setup.label)
     network = PlainNetwork(program, setup.region.center.float(), int(setup.region.moved[0, 0])).eval()
@@ -123,7 +123,7 @@ def _finite(bound: Tensor) -> float | None:
     return least if math.isfinite(least) else None
 
 
-def run_rivals(cases: Sequence[BenchCase], name: str, limits: Limits, device: str) -> Iterator[Rivalry]:
+def run_rivals(cases: Sequence[BenchCase], name: str, limits: BenchLimits, device: str) -> Iterator[Rivalry]:
     """Measure case by case, each in a process of its own; our memory in another one, where it is alone."""
     for case in cases:
         found = in_process(case, limits, device, name)

@@ -27,10 +27,8 @@ class AutoLirpa:
         chosen = case.chosen
         if case.words > 1 or chosen.window is not None:
             return None
-        if chosen.optimise in ("final", "all"):
-            return "CROWN-Optimized"
-        if chosen.optimise != "none":
-            return None
+        if chosen.optimiser.learns:
+            return None if chosen.optimiser.learns_boxes else "CROWN-Optimized"
         return {"interval": "IBP", "forward": "forward", "backward": "CROWN"}.get(chosen.propagation)
 
     def prepare(self, case: BenchCase, network: PlainNetwork) -> Callable[[], Tensor]:

@@ -29,7 +29,7 @@ from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.peers.plain import PlainNetwork
 from buffet.network import Add, Affine, Apply, Bilinear, Linear, Op, Program, Scores, Softmax
 from buffet.query import clean_answer
-from buffet.regions import LpBall, Region
+from buffet.regions import LpBall
 from buffet.search.root_finding import RootFinder, hopeless, secant
 
 SYMBOLS = 6000
@@ -42,7 +42,7 @@ GUESS, GUESS_ATTACK = 0.3, AttackSettings(steps=10, restarts=1)
 
 
 def margins(
-    program: Program, region: Region, label: int, *, symbols: int = SYMBOLS
+    program: Program, region: LpBall, label: int, *, symbols: int = SYMBOLS
 ) -> Float[Tensor, "tasks others"]:
     """Lower bounds of ``logit[label] − logit[other]`` over the region, sound up to float64's rounding.
 
@@ -53,8 +53,8 @@ def margins(
 
     NaN, or minus infinity, where there is no bound.
     """
-    if not isinstance(region, LpBall) or region.eps is None:
-        raise BuffetError(f"zonotope: got {type(region).__name__}; give an LpBall with a size (eps=...)")
+    if region.eps is None:
+        raise BuffetError("zonotope: got an LpBall without a size; give one with a size (eps=...)")
     if symbols < 1:
         raise BuffetError(f"zonotope: got symbols={symbols}; give at least 1")
     walk = _Walk.of(program.to(torch.float64).margins(label), symbols)
@@ -181,7 +181,7 @@ class ZonotopePeer:
 
     def method_for(self, case: BenchCase) -> str | None:
         chosen = case.chosen
-        plain = chosen.optimise == "none" and chosen.window is None and chosen.propagation != "interval"
+        plain = not chosen.optimiser.learns and chosen.window is None and chosen.propagation != "interval"
         return "zonotope" if plain and case.words == 1 else None
 
     def prepare(self, case: BenchCase, network: PlainNetwork) -> Callable[[], Tensor]:

@@ -22,7 +22,7 @@ exact      claims that have to hold to the last bit
 from buffet.lab.soundness.campaign import (
     EXTREME,
     ORDINARY,
-    Progress,
+    CampaignState,
     Tally,
     campaign,
     case_of,
@@ -35,7 +35,7 @@ from buffet.lab.soundness.points import points_of
 __all__ = [
     "EXTREME",
     "ORDINARY",
-    "Progress",
+    "CampaignState",
     "Tally",
     "Violation",
     "campaign",

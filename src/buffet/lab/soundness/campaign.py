@@ -55,7 +55,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CampaignState:
     """What the campaign has seen so far; the networks of the seeds from `first` up to before `next`."""
 
     first: int
@@ -102,7 +102,7 @@ def case_of(seed: int) -> Case:
 def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> Iterator[Finding]:
     """What the points say of one method's bounds, what is quick to find out first."""
     yield check_margins(points, method, name)
-    if inside and method.optimise == "none":
+    if inside and not method.optimiser.learns:
         yield check_inside(points, method, name)
         if method.describe().linear:
             yield check_inside(points, method, name, shares=points.case.seed)
@@ -121,7 +121,7 @@ def _ordinary(points: Points, method: Method, name: str, turn: int, given: bool)
 def _extreme(points: ExactPoints, method: Method, name: str, turn: int, given: bool) -> Iterator[Finding]:
     """Margins and verdicts; for one network in 32 also a radius, which is many verifications."""
     yield check_claims(points, method, name)
-    if turn % 32 == 0 or (given and method.optimise == "none"):
+    if turn % 32 == 0 or (given and not method.optimiser.learns):
         yield check_radius(points, method, name)
 
 
@@ -134,8 +134,8 @@ class Kind:
     turns: Mapping[str, int]  # a method is tried on one network in this many: slow ones rarely
 
     def every(self, method: Method) -> int:
-        slow = method.optimise == "none" and method.propagation == "backward"
-        return self.turns["backward" if slow else method.optimise]
+        slow = not method.optimiser.learns and method.describe().fully_backward
+        return self.turns.get("backward" if slow else method.optimise, max(self.turns.values()))
 
 
 ORDINARY = Kind(
@@ -152,7 +152,7 @@ EXTREME = Kind(
 
 def campaign(
     networks: int, points: int, seed: int = 0, methods: Sequence[str] | None = None, kind: Kind = ORDINARY
-) -> Iterator[Progress]:
+) -> Iterator[CampaignState]:
     """Run the campaign; yields what it has seen so far after every network.
 
     What is done with a network depends on its seed alone, so that a campaign can be split and continued. The
@@ -160,7 +160,7 @@ def campaign(
     in turns where they are slow.
     """
     known = known_methods()
-    now = Progress(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
+    now = CampaignState(seed, seed, {name: Tally(name) for name in checked_methods(methods)})
     for number in range(seed, seed + networks):
         evidence = kind.draw(number, points)
         tallies, undecided = dict(now.tallies), now.undecided
@@ -170,7 +170,7 @@ def campaign(
                 found = sum(kind.check(evidence, known[name], name, turn, bool(methods)), Finding())
                 tallies[name] = tallies[name].after(found)
                 undecided += found.undecided
-        now = Progress(
+        now = CampaignState(
             seed,
             number + 1,
             tallies,

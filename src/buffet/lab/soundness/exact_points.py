@@ -21,7 +21,7 @@ CORNERS = 64
 """Corners of a region that are tried: all of them, if there are no more."""
 STEPS = 4
 """Points at which gradients, in float64, tell where else to look."""
-Rows = np.ndarray
+Floats = np.ndarray
 """Floats, points × moved × width."""
 
 
@@ -34,7 +34,7 @@ class ExactPoints:
 
     case: Case
     judge: Judge
-    places: Rows  # points × moved × width
+    places: Floats  # points × moved × width
     margins: Span  # points × others, of BITS[0] bits
 
     @property
@@ -101,7 +101,7 @@ def exact_points(case: Case, count: int) -> ExactPoints:
     return ExactPoints(case, judge, np.concatenate([first, more]), margins.followed_by(also))
 
 
-def rows_of(region: Region, places: Rows) -> Span:
+def rows_of(region: Region, places: Floats) -> Span:
     """The exact rows of points: sums of clean rows and deviations are not rounded."""
     moved = region.moved[0].tolist()
     clean = region.center.double().numpy()
@@ -114,12 +114,12 @@ def rows_of(region: Region, places: Rows) -> Span:
     return span_of(fixed)
 
 
-def _inside(region: Region, places: Rows) -> Rows:
+def _inside(region: Region, places: Floats) -> Floats:
     """Those that are in the region for certain."""
     return places[contained(region, places)] if len(places) else places
 
 
-def contained(region: Region, places: Rows) -> np.ndarray:
+def contained(region: Region, places: Floats) -> np.ndarray:
     """Which points are in the region, exactly."""
     finite = np.asarray(np.isfinite(places).all((1, 2)))
     places = np.where(finite[:, None, None], places, 0.0)
@@ -141,7 +141,7 @@ def contained(region: Region, places: Rows) -> np.ndarray:
     return finite & there & (changed <= region.budget)
 
 
-def _in_ball(deltas: Rows, p: float, eps: float) -> np.ndarray:
+def _in_ball(deltas: Floats, p: float, eps: float) -> np.ndarray:
     size = np.abs(deltas)
     if math.isinf(p):
         return np.asarray((size <= eps).all((1, 2)))
@@ -154,7 +154,7 @@ def _in_ball(deltas: Rows, p: float, eps: float) -> np.ndarray:
     return np.asarray(inside.astype(bool).all(1))
 
 
-def _unique(parts: list[Rows]) -> Rows:
+def _unique(parts: list[Floats]) -> Floats:
     """Every point once, in order."""
     everything = np.concatenate(parts) + 0.0  # no -0
     flat = everything.reshape(len(everything), math.prod(everything.shape[1:]))
@@ -162,11 +162,11 @@ def _unique(parts: list[Rows]) -> Rows:
     return everything[np.sort(first)]
 
 
-def _sampled(region: Region, count: int, generator: torch.Generator) -> Rows:
+def _sampled(region: Region, count: int, generator: torch.Generator) -> Floats:
     return _places(region, region.sample(count, generator)[:, 0])
 
 
-def _places(region: Region, deltas: Tensor) -> Rows:
+def _places(region: Region, deltas: Tensor) -> Floats:
     """Deviations of the engine's kind as points."""
     deltas = deltas.double()
     if isinstance(region, LpBall):
@@ -177,7 +177,7 @@ def _places(region: Region, deltas: Tensor) -> Rows:
     return rows.numpy()
 
 
-def _corners(region: Region, generator: torch.Generator) -> Rows:
+def _corners(region: Region, generator: torch.Generator) -> Floats:
     """The centre, corners of boxes and cubes, ends of the axes of other balls, all candidates."""
     shape = region.moved.shape[1], region.width
     if isinstance(region, CandidateSet):
@@ -207,14 +207,14 @@ def _corners(region: Region, generator: torch.Generator) -> Rows:
     return np.concatenate(found)
 
 
-def _led(case: Case, region: Region, generator: torch.Generator) -> Rows:
+def _led(case: Case, region: Region, generator: torch.Generator) -> Floats:
     """Where linear forms with gradients in float64 for their slopes are smallest and largest."""
     slopes = margin_slopes(case, region, region.sample(STEPS, generator))
     found = [region.extreme(sign * slope) for slope in slopes for sign in (1, -1)]
     return _places(region, torch.cat(found)[:, 0])
 
 
-def _along(points: ExactPoints) -> Rows:
+def _along(points: ExactPoints) -> Floats:
     """Where exact differences of the margins between points lead: the corner on the falling side.
 
     Float64 knows nothing of slopes that underflow or cancel.

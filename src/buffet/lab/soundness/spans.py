@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from buffet.errors import BuffetError
+from buffet.errors import optional
 
 Ints = np.ndarray
 """Python's whole numbers, which have no largest."""
@@ -216,13 +216,7 @@ def trimmed(x: Span, bits: int) -> Span:
 
 def library() -> Any:
     """mpmath's functions on raw numbers."""
-    try:
-        from mpmath import libmp
-    except ImportError as error:
-        raise BuffetError(
-            "exact points need mpmath, which is missing: pip install 'buffet[exact]'"
-        ) from error
-    return libmp
+    return optional("mpmath", "exact", "exact points need mpmath").libmp
 
 
 Function = Callable[[Raw, int, str], Raw]

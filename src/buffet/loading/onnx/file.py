@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from buffet.errors import BuffetError, one_line, show
+from buffet.errors import BuffetError, one_line, optional, show
 
 DOMAINS = ("", "ai.onnx")
 LARGEST = 2 << 30
@@ -53,13 +53,9 @@ class OnnxGraph:
 
 def read_graph(path: Path) -> OnnxGraph:
     """The graph of a file, checked as far as it can be without interpreting it."""
-    try:
-        import onnx
-        from google.protobuf.message import DecodeError
-    except ImportError:
-        raise BuffetError(
-            f"{path}: ONNX files are read by the package onnx: pip install 'buffet[onnx]'"
-        ) from None
+    onnx = optional("onnx", "onnx", f"{path}: ONNX files are read by the package onnx")
+    from google.protobuf.message import DecodeError
+
     try:
         if not path.is_file() and path.exists():
             raise BuffetError(f"{path}: is not a regular file")

@@ -8,17 +8,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from buffet.errors import BuffetError
+from buffet.errors import optional
 
 Array = npt.NDArray[np.float64]
 
 
 def run(path: Path, inputs: Array, shape: Sequence[int] | None = None) -> Array:
     """The outputs for some inputs, one a row; each has the shape that the file says, or this one."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise BuffetError("this runs the network in onnxruntime: pip install 'buffet[onnx]'") from None
+    onnxruntime = optional("onnxruntime", "onnx", "this runs the network in onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1

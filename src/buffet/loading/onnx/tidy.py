@@ -15,7 +15,7 @@ def tidied(program: Program, root: int, sizes: Sequence[tuple[int, int]]) -> Pro
     token attends, in its last layer, from that token only. The function is the same.
     """
     nodes = program.nodes
-    wanted = [0] * len(nodes)  # so many of the first tokens of every node are read
+    wanted = [0] * len(nodes)  # how many of the first tokens of every node are read
     wanted[root] = 1
     for index in range(root, 0, -1):
         if wanted[index]:
