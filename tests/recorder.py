@@ -28,6 +28,7 @@ from buffet.lab.soundness.cases import Case, random_case, random_config
 from buffet.lab.soundness.dice import Dice
 from buffet.methods import method_named
 from buffet.system.allocator import keep_freed_memory
+from buffet.system.products import quick_products
 
 SEEDS = range(36)
 DEEP = range(900, 906)
@@ -146,6 +147,7 @@ def main() -> int:
     )
     asked = parser.parse_args()
     keep_freed_memory()
+    quick_products()
     before = json.loads(asked.file.read_text()) if asked.command == "compare" else {}
     found = record(lambda line: print(line, file=sys.stderr, flush=True))
     if asked.command == "record":

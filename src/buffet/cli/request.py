@@ -42,6 +42,7 @@ from buffet.report.margin_trace import MarginTrace
 from buffet.search.radius import radius
 from buffet.system.files import write_atomically
 from buffet.system.parallel import cores
+from buffet.system.products import quick_products
 from buffet.verification.verify import verify
 from buffet.words.nearest import nearest_words
 
@@ -121,6 +122,7 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
     useful = cores() if request.chosen.cells > 1 else min(cores(), len(tasks))
     torch.set_num_threads(request.threads or (useful if apart else 1))
+    quick_products()
     x = model.embed(*request.texts)
     logits = model.program64.evaluate(x.double())
     regions = [LpBall(x, group, request.norm) for group in _by_size(tasks)]

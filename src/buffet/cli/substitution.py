@@ -23,6 +23,7 @@ from buffet.loading import DEFAULT, ImageModel, load_checkpoint
 from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
 from buffet.report.words import SHOWN, FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.system.products import quick_products
 from buffet.words import Answer, Substitutions, substitutions
 
 
@@ -82,6 +83,7 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
     if isinstance(model, ImageModel):
         raise BuffetError("--synonyms, --swap and --typos: an image has no words")
     torch.set_num_threads(request.threads or 1)
+    quick_products()
     label = parse_label(request.label, model.labels)
     found = substitutions(
         model,

@@ -20,6 +20,7 @@ import torch
 from buffet.errors import BuffetError, one_line
 from buffet.experiments.workers import Died, Done, Failed, Job, News, Ready, execute
 from buffet.system.allocator import keep_freed_memory
+from buffet.system.products import quick_products
 
 CONNECT_SECONDS = 5.0
 
@@ -29,6 +30,7 @@ class Member:
 
     def __init__(self, threads: int) -> None:
         keep_freed_memory()
+        quick_products()
         torch.set_num_threads(threads)
 
     def ready(self) -> Ready:

@@ -25,6 +25,7 @@ import torch
 from buffet.errors import BuffetError, one_line
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import cores
+from buffet.system.products import quick_products
 
 STILLBORN = 3
 """Workers that may die one after the other before they are ready: after that, none is expected to survive."""
@@ -295,6 +296,7 @@ def serve(line: Connection, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()
+    quick_products()
     torch.set_num_threads(threads)
     try:
         line.send(Ready(os.getpid()))

@@ -101,6 +101,11 @@ class Bounds:
         return torch.finfo(self.dtype).eps
 
     @property
+    def lost(self) -> Float[Tensor, "tasks"]:
+        """The shares of tightened boxes that rounding may be, added up."""
+        return torch.stack(self.rounding_shares).sum(0)
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         return self.clean_run.program.nodes
 

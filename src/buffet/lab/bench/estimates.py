@@ -24,6 +24,7 @@ from buffet.lab.bench.measuring import M_FLOPS, Unit, bench_config, clocked, pre
 from buffet.loading.network import build_program
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.devices import device_named
+from buffet.system.products import quick_products
 
 LAYERS, TOKENS, WIDTH = (4, 5, 6), 8, 64
 """What is counted for a larger case: these layers, this many tokens and twice as many, the same of width."""
@@ -112,6 +113,7 @@ class Machine:
         place = device_named(device)
         torch.set_num_threads(1)
         keep_freed_memory()
+        quick_products()
         unit = min(Unit(place).seconds() for _ in range(3))
         values, small = torch.randn(2 << 20, device=place), torch.randn(8, device=place)
 
