@@ -28,6 +28,7 @@ from buffet.lab.soundness.cases import Case, random_case, random_config
 from buffet.lab.soundness.dice import Dice
 from buffet.methods import method_named
 from buffet.system.allocator import keep_freed_memory
+from buffet.system.precision import full_precision
 
 SEEDS = range(36)
 DEEP = range(900, 906)
@@ -135,6 +136,7 @@ def _moved(old: float, new: float) -> float:
     return change if math.isfinite(change) else math.inf
 
 
+@full_precision()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -143,6 +143,27 @@ def test_sums_in_single_precision_err_by_less_than_what_is_allowed(terms):
         assert float((error / size).max()) < typical(terms) * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("p", [1, 2, torch.inf])
+def test_no_node_deviates_further_than_its_reach(seed, p):
+    """Of any node: reaches of means count what cancels in them."""
+    generator = torch.Generator().manual_seed(seed)
+    config = CONFIG.model_copy(update={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3})
+    model = model_of(config, random_tensors(config, generator))
+    x = torch.randn(4, 16, generator=generator)
+    ball = LpBall(x, [[1], [2]], p, 0.01)
+    run = METHODS["lse"].clean_run(model.program64, x, 0)
+    with torch.no_grad():
+        bounds = bound_nodes(run, ball, Relaxer("zero"), METHODS["lse"].describe(), dtype=torch.float64)
+    delta = ball.sample(200, generator)
+    for task in range(2):
+        moved = x.double().repeat(200, 1, 1)
+        moved[:, int(ball.moved[task, 0])] += delta[:, task, 0]
+        for index, value in enumerate(run.program.values(moved)):
+            reach = bounds.errors.reaches[index]
+            assert ((value - run.clean[index]).abs() <= reach[min(task, len(reach) - 1)] + 1e-12).all(), index
+
+
 def absorbing(seed: int, size: float) -> tuple[RandomModel, LpBall]:
     """A classifier that takes one constant from another; if they are huge, what is added between is lost."""
     generator = torch.Generator().manual_seed(seed)

@@ -414,5 +414,7 @@ class Softmax(Op):
 
 
 def matrix_product(matrix: Float[Tensor, "... out in"], x: Columns) -> Columns:
-    """A matrix times the features of every token: for a single column, of all tokens together."""
-    return matrix @ x if x.shape[-1] > 1 else (x.squeeze(-1) @ matrix.mT).unsqueeze(-1)
+    """A matrix times the features of every token: of all tokens together, where features lie side by side."""
+    if x.shape[-1] == 1:
+        return (x.squeeze(-1) @ matrix.mT).unsqueeze(-1)
+    return (x.mT @ matrix.mT).mT if x.stride(-2) == 1 else matrix @ x

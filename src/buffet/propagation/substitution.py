@@ -101,6 +101,11 @@ class Bounds:
         return torch.finfo(self.dtype).eps
 
     @property
+    def lost(self) -> Float[Tensor, "tasks"]:
+        """The shares of tightened boxes that rounding may be, added up."""
+        return torch.stack(self.rounding_shares).sum(0)
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         return self.clean_run.program.nodes
 
@@ -391,7 +396,8 @@ class Bounds:
         per_row = 2 * torch.finfo(self.dtype).bits // 8 * self.region.tasks * entries
         groups = self.clean[root].shape[0]
         for part in matrix.split(max(1, self.chunk_bytes // per_row), 1):
-            yield root, Rows(torch.cat([part, -part], 1)[None, None], groups, diagonal=True)
+            both = torch.cat([part.mT, -part.mT]).mT  # features side by side
+            yield root, Rows(both[None, None], groups, diagonal=True)
 
     def units(self, nodes: Sequence[int]) -> tuple[int, Float[Tensor, "features units"]]:
         """The node where unit rows of the nodes start, and what they read there of a token.

@@ -58,8 +58,8 @@ def bound_nodes(
         deadline: when to give up with `OutOfTime`, on the clock of `time.perf_counter`.
         store: what is made of a tightened box before it is used, such as rounding it outward.
 
-    Where no task can be proven any more the walk ends early, and `margins` has none; not so while gradients
-    are taken, which need something to flow through.
+    Where no task can be proven any more, or not in this precision, the walk ends early, and `margins` has
+    none; not so while gradients are taken, which need something to flow through.
     """
     plan = plan_of(clean_run.program, propagation)
     bounds = Bounds.start(clean_run, region, relax, dtype, chunk_bytes, deadline, propagation.apart)
@@ -82,6 +82,8 @@ def bound_nodes(
             bounds.boxes[index], bounds.widths[index] = found, (found.upper - found.lower).max().item()
             if may_end and dtype == torch.float32:
                 bounds.rounding_shares.append(bounds.errors.lost(index, found))
+                if not bool((bounds.lost < LOST).any()):
+                    break
             if may_end and not bounds.widths[index] < limit and bounds.hopeless(index, limit):
                 break
     return bounds
@@ -141,9 +143,7 @@ def margins(bounds: Bounds, propagation: Propagation) -> Float[Tensor, "tasks ot
         widths = torch.stack([bounds.boxes[i].widest(bounds.clean[i]) for i in plan.needed], -1)
         lower = torch.where((widths < limit).all(-1, keepdim=True), lower, torch.nan)
     if bounds.rounding_shares:
-        lower = torch.where(
-            torch.stack(bounds.rounding_shares, -1).amax(-1, keepdim=True) < LOST, lower, torch.nan
-        )
+        lower = torch.where(bounds.lost.unsqueeze(-1) < LOST, lower, torch.nan)
     return bounds.clean[root] + lower
 
 

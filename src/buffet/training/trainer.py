@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from buffet.errors import BuffetError
+from buffet.system.precision import full_precision
 from buffet.training.corpus import Batch, Sample, make_batches
 from buffet.training.network import Trainable
 from buffet.training.results import TrainProgress
@@ -44,6 +45,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.clock = self.saved = time.monotonic()
 
+    @full_precision()
     def fit(self, train_part: Sequence[Sample], dev_part: Sequence[Sample]) -> Position:
         """Optimise from `at` to the end, and leave the weights of the best epoch in the network."""
         size, pad = self.settings.batch, self.network.pad

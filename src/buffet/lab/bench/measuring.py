@@ -30,6 +30,7 @@ from buffet.loading.config import ModelConfig
 from buffet.regions import LpBall
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.devices import device_named, synchronise
+from buffet.system.precision import full_precision
 
 M_FLOPS = 2 * 1024**3
 REPETITIONS = 5
@@ -211,6 +212,7 @@ def limit_time(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 
 
+@full_precision()
 def main(request: str) -> None:
     """The process of one case: a request on the command line, a measurement on stdout (both JSON)."""
     asked = json.loads(request)
