@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from buffet.errors import BuffetError
 from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.loading import Model
 from buffet.methods import Method
-from buffet.printing import listed, norm_name
+from buffet.printing import norm_name
 from buffet.regions import LpBall
 from buffet.regions.arguments import checked_norm
 from buffet.search.policy import POLICY
@@ -75,7 +75,12 @@ class Question(Protocol):
     """What is asked of every sentence; it can be pickled."""
 
     @property
-    def kind(self) -> Literal["eps", "at_most"]: ...
+    def kind(self) -> str:
+        """The name of its levels in rows, tables and JSON."""
+
+    @property
+    def axis(self) -> str:
+        """What its levels measure, as a page names it."""
 
     @property
     def levels(self) -> tuple[float, ...]:
@@ -83,6 +88,12 @@ class Question(Protocol):
 
     def describe(self) -> str:
         """In a few words, without the levels."""
+
+    def level_text(self, level: float) -> str:
+        """A level as people read it."""
+
+    def promise(self, level: float) -> str:
+        """What is proven of an answer that is certified at a level, as the end of a sentence."""
 
     def concerning(self, model: Model, text: str) -> Question:
         """The part of it that concerns this sentence."""
@@ -101,11 +112,19 @@ class Balls:
     levels: tuple[float, ...]
     norm: float = 2.0
     together: bool = False
-    kind: Literal["eps"] = "eps"
+    kind: ClassVar[str] = "eps"
+    axis: ClassVar[str] = "ε"
 
     def describe(self) -> str:
         which = "all words at once" if self.together else "each word on its own"
         return f"{which} moved within {norm_name(self.norm)} balls"
+
+    def level_text(self, level: float) -> str:
+        return repr(level)
+
+    def promise(self, level: float) -> str:
+        which = "all words at once" if self.together else "any one word"
+        return f"no move of {which} by up to {self.level_text(level)} changes them"
 
     def concerning(self, model: Model, text: str) -> Balls:
         return self
@@ -176,12 +195,20 @@ class Exchanges:
     synonyms: Mapping[str, Sequence[str]] | None = field(default=None, repr=False)
     typos: int = 0
     skip_unknown: bool = False
-    kind: Literal["at_most"] = "at_most"
+    kind: ClassVar[str] = "at_most"
+    axis: ClassVar[str] = "words exchanged at once"
 
     def describe(self) -> str:
         of = [*(["synonyms"] * (self.synonyms is not None)), *([f"{self.typos} typos"] * (self.typos > 0))]
         known = " of the vocabulary" if self.skip_unknown else ""
         return f"words exchanged for {' and '.join(of)}{known}"
+
+    def level_text(self, level: float) -> str:
+        return "all" if math.isinf(level) else f"{level:g}"
+
+    def promise(self, level: float) -> str:
+        which = "words are" if math.isinf(level) else "word is" if level == 1 else f"{level:g} words are"
+        return f"whichever {which} exchanged, they stay"
 
     def concerning(self, model: Model, text: str) -> Exchanges:
         """With the synonyms of its own words only, so that processes are not sent the whole table."""
@@ -376,14 +403,3 @@ def _rising(name: str, levels: list[float]) -> tuple[float, ...]:
     if not 1 <= len(found) <= MOST_LEVELS:
         raise BuffetError(f"{name}: got {len(found)} of them; give 1 to {MOST_LEVELS}")
     return found
-
-
-def level_text(question: Question, level: float) -> str:
-    """A level as people read it."""
-    if question.kind == "eps":
-        return repr(level)
-    return "all" if math.isinf(level) else f"{level:g}"
-
-
-def levels_text(question: Question) -> str:
-    return ", ".join(listed([level_text(question, level) for level in question.levels]))

@@ -162,7 +162,7 @@ class Affine(Linear):
         return {}
 
     def parts(self, count: int) -> tuple[Affine, ...]:
-        """The same for each of `parts` equal parts of the output, such as heads."""
+        """Its `count` equal parts by features of the output, such as heads."""
         if count not in self._parts:
             rows = zip(self.weight.chunk(count), self.bias.chunk(count), strict=True)
             self._parts[count] = tuple(Affine(weight, bias) for weight, bias in rows)
