@@ -218,13 +218,7 @@ def main(request: str) -> None:
     keep_freed_memory()
     limit_time(asked["seconds"])
     limit_memory(asked["memory"])
-    if peer := asked.get("peer"):
-        from buffet.lab.peers import peer_named, rival
-
-        result = asdict(rival(case, peer_named(peer), asked["device"]))
-    else:
-        result = asdict(measure(case, asked["device"]))
-    print(json.dumps(result))
+    print(json.dumps(asdict(measure(case, asked["device"]))))
 
 
 if __name__ == "__main__":
