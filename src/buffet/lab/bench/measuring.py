@@ -36,7 +36,7 @@ REPETITIONS = 5
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PATIENCE = 15.0
-"""Seconds of CPU time after which a case is not repeated any more."""
+"""CPU seconds after which a case is no longer repeated."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from buffet.report import Versions
 
 FORMAT = "buffet bench 1"
 WAITING = 10
-"""How many times longer than its CPU time a case may take on a busy machine."""
+"""How many times its limit of CPU time a case may take on a busy machine."""
 TOO_LONG = "more than {:g} s"
 MEASUREMENT = TypeAdapter(Measurement)
 NO_MEMORY = (
@@ -64,7 +64,7 @@ def run_cases(
 
 
 def _in_process(case: BenchCase, limits: BenchLimits, device: str) -> dict[str, Any] | str:
-    """What a process of its own has measured, or in a few words why it has not."""
+    """What a process of its own measured, or in a few words why it could not."""
     asked = {"case": asdict(case), **asdict(limits), "device": device}
     command = [sys.executable, "-m", "buffet.lab.bench.measuring", json.dumps(asked)]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

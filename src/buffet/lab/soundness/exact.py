@@ -25,7 +25,7 @@ from buffet.regions import Box, LpBall, boxes
 from buffet.relaxations.elementwise import relax
 
 QUICK = ("relu", "square", "reciprocal", "rsqrt")
-"""Functions whose exact values are soon known; the others are made into lines by the same code."""
+"""Functions whose exact values are quick to compute; the others get their lines from the same code."""
 COUNT = 200
 """Random intervals of every function."""
 Judged = Iterator[tuple[str, Span, Span]]
