@@ -34,6 +34,7 @@ from buffet.regions import Region
 from buffet.regions.base import Description
 from buffet.search.policy import POLICY
 from buffet.system.files import write_atomically
+from buffet.system.precision import full_precision
 from buffet_checker import BadInputError
 from buffet_checker.agreement import read_network_file
 from buffet_checker.certificate import KEY, OF_QUERIES, SCHEMA
@@ -132,6 +133,7 @@ def write_certificate(
     return certificate
 
 
+@full_precision()
 def certify(
     model: Model | OnnxModel,
     questions: Sequence[Question],

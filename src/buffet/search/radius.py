@@ -24,11 +24,13 @@ from buffet.search.policy import POLICY
 from buffet.search.portfolio import challenge
 from buffet.search.root_finding import ROOT_FINDERS, RootFinder, Shape, hopeless
 from buffet.search.schedule import NewFinder, Range, Schedule
+from buffet.system.precision import full_precision
 
 LARGEST_RADIUS = 1e4
 """Radii are not searched beyond this; a task proven there is reported with this radius."""
 
 
+@full_precision()
 def radius(
     model: Classifier,
     region: Region,

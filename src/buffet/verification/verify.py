@@ -31,11 +31,13 @@ from buffet.search.cells import tree_of_proofs
 from buffet.search.policy import POLICY
 from buffet.search.portfolio import Ladder
 from buffet.system.parallel import side_by_side
+from buffet.system.precision import full_precision
 from buffet.verdicts import Verdict
 from buffet.verification.enumeration import Outcome
 from buffet.verification.word_search import WordSearch
 
 
+@full_precision()
 def verify(
     model: Classifier,
     region: Region,

@@ -20,6 +20,7 @@ from buffet.printing import round_down, round_up
 from buffet.propagation.rigorous_run import RigorousRun, batch_size
 from buffet.query import checked_budget
 from buffet.regions.combinations import Combinations
+from buffet.system.precision import full_precision
 from buffet.verdicts import Verdict
 from buffet.verification.verify import verify
 
@@ -69,6 +70,7 @@ class Answer:
         return f"unknown for {self.unknown:,} of {self.count:,} sentences"
 
 
+@full_precision()
 def answered(
     found: Substitutions,
     method: str | Method,
@@ -120,6 +122,7 @@ def answered(
     )
 
 
+@full_precision()
 def answered_each(
     found: Substitutions,
     budgets: Sequence[int],
