@@ -12,7 +12,7 @@ from buffet.engine import Engine, bound_margins
 from buffet.methods import METHODS
 from buffet.network import Add, Apply, Builder, First, Linear, Op, Program, ops
 from buffet.network.functions import FUNCTIONS, Function
-from buffet.network.operation import matrix_product
+from buffet.network.ops import matrix_product
 from buffet.regions import Box, CandidateSet, LpBall
 
 WIDTH, TOKENS = 4, 3

@@ -121,8 +121,3 @@ class Linear(Op):
     def per_token(self) -> bool:
         """Whether every token of the output reads the same token of the input, and all do so alike."""
         return not self.mixes
-
-
-def matrix_product(matrix: Float[Tensor, "... out in"], x: Columns) -> Columns:
-    """A matrix times the features of every token: for a single column, of all tokens together."""
-    return matrix @ x if x.shape[-1] > 1 else (x.squeeze(-1) @ matrix.mT).unsqueeze(-1)

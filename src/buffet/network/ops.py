@@ -14,7 +14,7 @@ from torch import Tensor
 
 from buffet.network.functions import FUNCTIONS
 from buffet.network.norms import frobenius, largest_column, spectral
-from buffet.network.operation import Linear, Op, matrix_product
+from buffet.network.operation import Columns, Linear, Op
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,3 +301,8 @@ class Softmax(Op):
         if mask is not None:
             scores = scores.masked_fill(~mask[..., None, None, :], -math.inf)
         return scores.softmax(-1).flatten(-2)
+
+
+def matrix_product(matrix: Float[Tensor, "... out in"], x: Columns) -> Columns:
+    """A matrix times the features of every token: for a single column, of all tokens together."""
+    return matrix @ x if x.shape[-1] > 1 else (x.squeeze(-1) @ matrix.mT).unsqueeze(-1)

@@ -21,7 +21,7 @@ from torch import Tensor
 from buffet.bounds.forms import Local
 from buffet.bounds.intervals import Box, as_terms
 from buffet.network import Bilinear, Linear, Op
-from buffet.network.operation import matrix_product
+from buffet.network.ops import matrix_product
 from buffet.regions.norms import steepest
 from buffet.relaxations.elementwise import SIDES, Side
 from buffet.relaxations.enclosures import LinesEnclosure, split_axes
