@@ -144,9 +144,10 @@ def evaluate(
     1: it does not. 2: bad input.
     """
     given = dict(locals())
+    from buffet.evaluation.arguments import question
     from buffet.evaluation.evaluate import classifier, setup_of
     from buffet.evaluation.examples import read_examples
-    from buffet.evaluation.questions import Effort, question
+    from buffet.evaluation.questions import Effort
     from buffet.evaluation.run import run
     from buffet.experiments.config import Running
     from buffet.methods import method_named
