@@ -16,7 +16,7 @@ from buffet.experiments.store import seal
 from buffet.lab.bench.cases import CENTRE, shaped
 from buffet.lab.bench.comparison import compare
 from buffet.lab.bench.measuring import Measurement
-from buffet.lab.bench.running import Row, document, read_document
+from buffet.lab.bench.running import BenchRow, document, read_document
 from buffet.training import TrainSettings, train
 from buffet.training.results import TrainProgress
 from buffet.training.state import resume_file
@@ -139,10 +139,10 @@ def table(rng: random.Random, place: Place) -> None:
 
 
 @cache
-def _measured() -> tuple[Row, ...]:
+def _measured() -> tuple[BenchRow, ...]:
     numbers = Measurement(0.1, 0.1, 5.0, (4.9, 5.0, 5.2), 0.02, 30.0, 10**9, 10**8, 0.5)
     cases = [shaped(method, *CENTRE, 1) for method in ("baseline", "backward")]
-    return Row(cases[0], numbers), Row(cases[1], None, "more than 60 s")
+    return BenchRow(cases[0], numbers), BenchRow(cases[1], None, "more than 60 s")
 
 
 def measurements(rng: random.Random, place: Place) -> None:
