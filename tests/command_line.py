@@ -23,6 +23,7 @@ Run = Callable[..., Outcome]
 def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command line as the `buffet` script does; certifies by a quick method, if none is named."""
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("buffet.cli.terminal.LOG_EVERY", float("inf"))  # on a busy machine too
 
     def invoke(*given: object) -> Outcome:
         arguments = [str(argument) for argument in given]

@@ -201,7 +201,7 @@ def attacked_radius(
     """For every task the size of the smallest counterexample found, rounded up (inf: none found).
 
     The number is ``max_d ‖δ_d‖_p`` of a δ that was seen to flip the answer (see `nearest_attack`), so the
-    ball of that size is surely not robust. It is 0 if the clean input does already.
+    ball of that size is certainly not robust. It is 0 if the clean input does already.
     """
     found = nearest_attack(program, region, goal, settings, upper, mask=mask, deadline=deadline)
     size = region.size_of(found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)

@@ -112,7 +112,7 @@ def title(method: Composition) -> str:
     nearest = min(COMPOSITIONS, key=lambda name: len(differences(COMPOSITIONS[name])))
     changes = differences(COMPOSITIONS[nearest])
     rivals = changes.pop("rivals", None)
-    told = [f"{name} {value}" for name, value in changes.items()]
-    if rivals is not None and not told:
-        told = [f"rivals {', '.join(method.rivals)}" if rivals else "alone"]
-    return f"{nearest} ({', '.join(told)})" if told else nearest
+    named = [f"{name} {value}" for name, value in changes.items()]
+    if rivals is not None and not named:
+        named = [f"rivals {', '.join(method.rivals)}" if rivals else "alone"]
+    return f"{nearest} ({', '.join(named)})" if named else nearest

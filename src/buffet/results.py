@@ -208,10 +208,10 @@ class Verification(Result):
     @property
     def progress(self) -> str | None:
         """How far the trees of tasks that are open had come, in a line."""
-        told = [
+        trees = [
             text for text, v in zip(self.unfinished, self.verdicts, strict=False) if text and v == "unknown"
         ]
-        parts = (["interrupted"] if self.interrupted else []) + listed(told)
+        parts = (["interrupted"] if self.interrupted else []) + listed(trees)
         return "; ".join(parts) or None
 
     @property

@@ -1,6 +1,6 @@
 """How far a network that a certificate stores is from the file that it was read from.
 
-Without somebody to run the file, all that can be compared is its hash. Whoever can (`Run`, which is not part
+If nobody can run the file, all that can be compared is its hash. Whoever can (`Run`, which is not part
 of this package) lets both be evaluated at some points of the regions that were proven. That is a measurement,
 not a proof; where the outputs are apart by more than rounding in float32 explains, the certificate is
 rejected.

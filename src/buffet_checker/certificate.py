@@ -95,7 +95,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked of the network around some rows."""
+    """What the network is asked around some rows."""
 
     center: str  # the name of the array of these rows
     input: str  # its hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BadInputError(Exception):
-    """What was given cannot be judged at all: no such file, another model, a network that is not
+    """The input cannot be judged at all: no such file, another model, a network that is not
     supported.
     """
 

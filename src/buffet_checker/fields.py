@@ -1,4 +1,4 @@
-"""Fields of a JSON document, read with suspicion: what is not of its kind is rejected, and where is said."""
+"""Fields of a JSON document, read with suspicion: a value of the wrong kind is rejected, with its place."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Checkpoint:
         return len(self.tensors[POSITIONS])
 
     def shape(self, tokens: int) -> tuple[int, int]:
-        """Of so many rows."""
+        """The shape of an input with this many rows."""
         if tokens > self.longest:
             raise RejectedError(f"center has {tokens} rows, the model takes at most {self.longest}")
         return max(tokens, 1), self.width
@@ -254,10 +254,10 @@ class _Encoder(Builder):
 
 
 class Network(Protocol):
-    """Something that can be written down node by node."""
+    """A network that can be written down node by node."""
 
     def shape(self, tokens: int) -> tuple[int, int]:
-        """Of the rows of an input that has so many; a `RejectedError` where there can be none."""
+        """The shape of an input with this many rows; a `RejectedError` where there can be none."""
 
     def written(self, rows: Array, graph: str) -> tuple[Builder, int, Array, Array]:
         """All nodes but the last, from embedding rows; which one that reads, its weight and its bias."""

@@ -16,7 +16,7 @@ from buffet.experiments.store import seal
 from buffet.lab.bench.cases import CENTRE, shaped
 from buffet.lab.bench.comparison import compare
 from buffet.lab.bench.measuring import Measurement
-from buffet.lab.bench.running import Row, document, read_document
+from buffet.lab.bench.running import BenchRow, document, read_document
 from buffet.training import TrainSettings, train
 from buffet.training.results import TrainProgress
 from buffet.training.state import resume_file
@@ -68,7 +68,7 @@ def sweep(rng: random.Random, place: Place) -> None:
 EXAMPLE: dict[str, object] = {
     **dict.fromkeys(("key", "model", "model_digest", "sentence", "label_name", "config", "finished"), "x"),
     **dict.fromkeys(("clean_margin", "certified", "attacked", "margin", "seconds", "task_seconds"), 0.5),
-    **dict.fromkeys(("reason", "eps", "share", "reference", "verdict", "attack_seconds")),
+    **dict.fromkeys(("reason", "eps", "verdict", "attack_seconds")),
     "gold": 1,
     "label": 1,
     "evaluations": 3,
@@ -139,10 +139,10 @@ def table(rng: random.Random, place: Place) -> None:
 
 
 @cache
-def _measured() -> tuple[Row, ...]:
+def _measured() -> tuple[BenchRow, ...]:
     numbers = Measurement(0.1, 0.1, 5.0, (4.9, 5.0, 5.2), 0.02, 30.0, 10**9, 10**8, 0.5)
     cases = [shaped(method, *CENTRE, 1) for method in ("baseline", "backward")]
-    return Row(cases[0], numbers), Row(cases[1], None, "more than 60 s")
+    return BenchRow(cases[0], numbers), BenchRow(cases[1], None, "more than 60 s")
 
 
 def measurements(rng: random.Random, place: Place) -> None:

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
 from buffet.errors import BuffetError
-from buffet.lab.bench.cases import BenchCase
-from buffet.lab.bench.measuring import prepare
-from buffet.lab.peers import peer_named, plain_network, zonotope
+from buffet.lab.peers import zonotope
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
@@ -291,15 +289,3 @@ def test_what_is_not_supported_is_said() -> None:
         zonotope.margins(program, LpBall(x, [0], 2), 0)
     with pytest.raises(BuffetError, match="at least 1"):
         zonotope.margins(program, LpBall(x, [0], 2, 0.1), 0, symbols=0)
-
-
-def test_it_is_a_peer_that_is_always_there() -> None:
-    case = BenchCase("backward", 2, tokens=4, width=8, inner=12, heads=2)
-    setup = prepare(case, torch.device("cpu"))
-    peer = peer_named("zonotope")
-    assert peer.method_for(case) == "zonotope"
-    assert peer.method_for(replace(case, words=2)) is None
-    assert peer.method_for(replace(case, method="o-buffet")) is None
-    bound = peer.prepare(case, plain_network(setup))()
-    expected = zonotope.margins(setup.model.program, setup.region, setup.label)[0]
-    assert torch.allclose(bound, expected)

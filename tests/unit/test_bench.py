@@ -1,16 +1,13 @@
-"""`buffet bench`: counts, cases, limits, comparison and the peer adapter."""
+"""`buffet bench`: counts, cases, limits and comparison."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
 from buffet.cli import main
 from buffet.errors import BuffetError
@@ -28,8 +25,6 @@ from buffet.lab.bench.comparison import Change, compare
 from buffet.lab.bench.counting import count
 from buffet.lab.bench.measuring import M_FLOPS, prepare
 from buffet.lab.bench.running import document, read_document
-from buffet.lab.peers import peer_named, plain_network
-from buffet.lab.peers.auto_lirpa import AutoLirpa
 from buffet.methods import METHODS
 
 TINY = BenchCase("baseline", 1, tokens=4, width=8, inner=8, heads=2)
@@ -169,66 +164,12 @@ def test_the_command_measures_and_compares(tmp_path: Path, capsys: pytest.Captur
         (["--device", "cuda:77"], "device 'cuda:77' cannot be used"),
         (["--limit", "0"], "--limit"),
         (["--fail-above", "2"], "--against"),
-        (["--peer", "nobody"], "unknown peer"),
-        (["--peer", "zonotope", "--against", "old"], "leave --against out"),
-        (["--peer", "auto_LiRPA"], "auto_LiRPA cannot be imported"),
         (["--against", "missing.json"], "missing.json"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
-    if "auto_LiRPA" in arguments and "auto_LiRPA" in sys.modules:
-        pytest.skip("it is installed here")
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-class _StandIn(ModuleType):
-    """The part of auto_LiRPA's interface that the adapter uses, with bounds by sampling."""
-
-    __version__ = "0.7.1"
-
-    class PerturbationLpNorm:
-        def __init__(self, eps: float, norm: float) -> None:
-            self.eps, self.norm = eps, norm
-
-    class BoundedTensor:
-        def __init__(self, data: Tensor, ptb: object) -> None:
-            self.data, self.ptb = data, ptb
-
-    class BoundedModule:
-        def __init__(self, model: torch.nn.Module, x: Tensor, bound_opts: dict, device: str) -> None:
-            self.model, self.options = model, bound_opts
-
-        def compute_bounds(self, x: tuple, method: str, bound_upper: bool) -> tuple[Tensor, None]:
-            assert method in ("IBP", "forward", "CROWN", "CROWN-Optimized")
-            assert bound_upper is False
-            (ball,) = x
-            assert ball.ptb.norm == 2
-            step = ball.ptb.eps * torch.nn.functional.normalize(torch.randn(20, *ball.data.shape), dim=-1)
-            values = torch.cat([self.model(ball.data + delta) for delta in step])
-            return values.amin(0, keepdim=True), None
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_the_peer_gets_the_same_network(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "auto_LiRPA", _StandIn("auto_LiRPA"))
-    case = replace(TINY, method="backward", layers=2, pooling=pooling)
-    setup = prepare(case, CPU)
-    network = plain_network(setup)
-    assert network(torch.zeros(1, 8)).shape == (1, 1)
-    peer = peer_named("auto_LiRPA")
-    bound = peer.prepare(case, network)()
-    assert float(setup.run().min()) <= float(bound.min()) + 1e-6  # no sample is below a proof
-    assert peer.method_for(replace(case, method="o-buffet", optimise="final")) == "CROWN-Optimized"
-    assert peer.method_for(replace(case, words=2)) is None
-    assert peer.method_for(replace(case, method="baseline")) is None
-
-
-def test_an_old_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "auto_LiRPA", SimpleNamespace(__version__="0.3"))
-    with pytest.raises(BuffetError, match=r"version 0\.3; install 0\.7"):
-        peer_named("auto_LiRPA")
-    assert isinstance(AutoLirpa(_StandIn("auto_LiRPA")), AutoLirpa)
 
 
 def test_fixed_cases_are_cases() -> None:

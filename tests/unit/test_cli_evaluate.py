@@ -88,7 +88,7 @@ def test_the_exit_code_says_whether_enough_is_proven(run: Run, home: Path, given
         (("--eps", "0.1", "--gpus", "1"), "--backend ray"),
         (("--eps", "0.1", "--html", "nowhere/page.html"), "no directory nowhere"),
         (("--eps", "0.1", "-o", "nowhere/rows.ndjson"), "no directory nowhere"),
-        (("--typos", "1", "--at-most", "1,two"), "--at-most: got 'two'"),
+        (("--typos", "1", "--at-most", "1,two"), "--at-most: got '1,two'"),
         (("--typos", "1", "--norm", "1"), "norm and words go with eps"),
         (("--synonyms", "nowhere.json"), "nowhere.json"),
     ],

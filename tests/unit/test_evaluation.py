@@ -16,8 +16,9 @@ from buffet.data import Example, read_tsv
 from buffet.errors import BuffetError
 from buffet.evaluation import Evaluation, SentenceRow, Share, evaluate
 from buffet.evaluation.accuracy import clopper_pearson
+from buffet.evaluation.arguments import balls
 from buffet.evaluation.examples import read_examples
-from buffet.evaluation.questions import Counterexample, Level, balls, settled
+from buffet.evaluation.questions import Counterexample, Level, settled
 from buffet.experiments import read_rows
 from buffet.experiments.store import read_store
 from buffet.loading import Model, load_checkpoint

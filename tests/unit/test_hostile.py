@@ -222,7 +222,7 @@ def test_transformers_says_nothing_by_itself(place, capfd):
 @pytest.mark.parametrize("wrong", [{"units": 0.0}, {"samples": []}, {"unit_seconds": "x"}])
 def test_measurements_that_are_none_are_refused(wrong):
     numbers = Measurement(0.1, 0.1, 5.0, (4.9, 5.2), 0.02, 30.0, 10**9, 10**8, 0.5)
-    document = running.document([running.Row(BenchCase("baseline", 1), numbers)], "cpu")
+    document = running.document([running.BenchRow(BenchCase("baseline", 1), numbers)], "cpu")
     valid = json.loads(json.dumps(document))
     assert running.read_document(json.dumps(valid), "before.json")[0].measurement == numbers
     valid["rows"][0]["measurement"] |= wrong

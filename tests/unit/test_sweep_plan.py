@@ -53,7 +53,7 @@ def test_a_full_configuration(home: Path) -> None:
         out = "rows.ndjson"
         sentences = { file = "data.tsv", count = 3, min_words = 2, max_words = 9 }
         words = { count = "all", together = 2 }
-        verify = { shares = [0.5, 0.9], of = "interval" }
+        verify = { eps = [0.5, 0.9] }
         run = { workers = 2, threads = 1, limit = 60, retries = 0, memory = 1000000000 }
         """,
     )
@@ -65,7 +65,7 @@ def test_a_full_configuration(home: Path) -> None:
     assert config.out == home / "rows.ndjson"
     assert config.words.count is None
     assert config.verify is not None
-    assert config.verify.of.title == "interval"
+    assert config.verify.eps == (0.5, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_full_configuration(home: Path) -> None:
         ("sentences = {file = 'data.tsv', count = 0}", ("sentences.count", "0")),
         ("sentences = {file = 'data.tsv', min_words = 9, max_words = 3}", ("min_words is 9", "none fit")),
         ("words = {count = 'some'}", ("words", "'some'", "'all'")),
-        ("what = 'verify'", ("verify", "eps", "shares")),
+        ("what = 'verify'", ("verify", "eps")),
         ("what = 'proof'", ("what", "'proof'")),
-        ("what = 'verify'\nverify = {eps = [0.1], shares = [0.5]}", ("either",)),
+        ("what = 'verify'\nverify = {eps = [0.1, 0.1]}", ("verify", "0.1", "twice")),
         ("what = 'verify'\nverify = {eps = [-0.1]}", ("verify.eps.0", "-0.1")),
         ("radius = {search = 'newton'}", ("radius", "'newton'", "secant")),
         ("run = {threads = 0}", ("run.threads", "0")),
@@ -188,8 +188,6 @@ MEANINGS = {
     "search": "radius = {search = 'bisection'}\n" + BASIC,
     "eps": "what = 'verify'\nverify = {eps = [0.1]}\n" + BASIC,
     "other eps": "what = 'verify'\nverify = {eps = [0.2]}\n" + BASIC,
-    "share": "what = 'verify'\nverify = {shares = [0.1]}\n" + BASIC,
-    "reference": "what = 'verify'\nverify = {shares = [0.1], of = 'interval'}\n" + BASIC,
     "together": BASIC + "[words]\ntogether = 2\n",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,8 +17,7 @@ from buffet.errors import BuffetError
 if TYPE_CHECKING:
     from buffet.lab.bench.cases import BenchCase
     from buffet.lab.bench.comparison import Change
-    from buffet.lab.bench.running import BenchLimits, BenchRow
-    from buffet.lab.peers import Rivalry
+    from buffet.lab.bench.running import BenchRow
 
 EXAMPLES = (
     "buffet bench",
@@ -27,7 +25,6 @@ EXAMPLES = (
     "buffet bench --methods baseline,backward --against before.json --fail-above 1.2",
     "buffet bench --layers 12 --tokens 16 --width 128 --methods baseline,backward,backward/2 --limit 600",
     "buffet bench --full --json > bench.json",
-    "buffet bench --peer auto_LiRPA",
 )
 SIZES = ("layers", "tokens", "width", "inner", "pooling", "words")
 
@@ -56,14 +53,6 @@ def bench(
         float | None,
         typer.Option(metavar="RATIO", help="With --against: exit code 1 if a case takes more, beyond noise."),
     ] = None,
-    peer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Also run another verifier on the same networks: **auto_LiRPA**, if it is installed, or "
-            "**zonotope** (as DeepT-Fast, comes with buffet).",
-        ),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Measure CPU time, wall time, memory and the achieved share of the matmul rate of one verification.
@@ -76,7 +65,7 @@ def bench(
     3 layers, 16 tokens, width 128, and one axis at a time varied around that for some methods. With sizes
     given: all their combinations, for every method. Methods that learn take 10 steps.
 
-    Exit code 0: done. 1: slower than **--fail-above** allows. 2: bad input, or no such peer.
+    Exit code 0: done. 1: slower than **--fail-above** allows. 2: bad input.
     """
     from buffet.lab.bench.cases import FIXED, selection
     from buffet.lab.bench.comparison import compare
@@ -85,8 +74,6 @@ def bench(
 
     if fail_above is not None and not (against and 0 < fail_above < math.inf):
         raise BuffetError("--fail-above: give a ratio above 0, and --against with it")
-    if peer is not None and against:
-        raise BuffetError("--peer: prints a comparison of its own; leave --against out")
     old = _read(against) if against else None
     sizes = _numbers("--layers", layers), _numbers("--tokens", tokens), _numbers("--width", width)
     chosen = [name.strip() for name in methods.split(",")] if methods else []
@@ -95,9 +82,6 @@ def bench(
     cases = list(dict.fromkeys([*fixed, *grid]))
     limits = BenchLimits(limit, parse_memory(memory))
     device_named(device)
-    if peer is not None:
-        _peer(peer, cases, limits, device, json)
-        return
     rows: list[BenchRow] = []
     try:
         rows.extend(_watched(run_cases(cases, limits, device), len(cases)))
@@ -184,41 +168,6 @@ def _print_changes(changes: Sequence[Change], notes: Sequence[str]) -> None:
         return
     mean = math.exp(sum(math.log(c.ratio) for c in changes) / len(changes))
     typer.echo(f"\n{len(changes)} cases, ratio {mean:.2f} on average; M cancels what the machine does.")
-
-
-def _peer(name: str, cases: Sequence[BenchCase], limits: BenchLimits, device: str, json: bool) -> None:
-    from buffet.lab.peers import peer_named, run_rivals
-
-    peer = peer_named(name)
-    mine = [case for case in cases if peer.method_for(case)]
-    if not mine:
-        raise BuffetError(f"--peer: {name} has nothing like the methods chosen; add backward")
-    found = list(_watched(run_rivals(mine, name, limits, device), len(mine)))
-    if json:
-        print_json([asdict(rivalry) for rivalry in found])
-        return
-    columns = (name, "M", "its M", "time", "MB", "its MB", "memory", "bound", "its bound")
-    print_rows(("method", *SIZES, *columns), [(*_sizes(r.case), *_compared(r)) for r in found])
-    typer.echo(
-        "\ntime, memory: how many times more it needs. bound: lower bound of the margin, larger is tighter."
-    )
-
-
-def _compared(rivalry: Rivalry) -> tuple[str, ...]:
-    m, memory = rivalry.meeting, rivalry.megabytes
-    if m is None:
-        return "", rivalry.reason or ""
-    bounds = ("none" if bound is None else f"{bound:.4g}" for bound in (m.margin, m.peer_margin))
-    return (
-        m.method,
-        f"{m.units:.1f}",
-        f"{m.peer_units:.1f}",
-        f"{m.peer_units / m.units:.1f} ×",
-        "" if memory is None else f"{memory:.0f}",
-        f"{m.peer_megabytes:.0f}",
-        "" if memory is None else f"{m.peer_megabytes / max(memory, 1.0):.1f} ×",
-        *bounds,
-    )
 
 
 T = TypeVar("T")

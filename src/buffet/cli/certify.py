@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.options import parse_eps, parse_memory, parse_norm, typed, within
+from buffet.cli.options import parse_at_most, parse_eps, parse_memory, parse_norm, typed, within
 from buffet.cli.parameters import Device, Html, Json, Method, Model, MostSynonyms, Norm, SkipUnknown
 from buffet.cli.terminal import print_json, progress_bar
 from buffet.compositions import PARTS
@@ -83,7 +83,7 @@ def certify(
         str | None,
         typer.Option(
             metavar="K",
-            help="Words that are exchanged at once. Default: all that have substitutes. **1,2,3**: an answer"
+            help="Words exchanged at once. Default: all that have substitutes. **1,2,all**: an answer"
             " for each.",
         ),
     ] = None,
@@ -230,7 +230,7 @@ def certify(
     """
     given = dict(locals())
     from buffet.cli.request import Request
-    from buffet.cli.substitution import Exchange, parse_at_most
+    from buffet.cli.substitution import Exchange
     from buffet.query import checked_budget
     from buffet.system.devices import device_named
 
@@ -257,7 +257,7 @@ def certify(
         command=typed(certify, given, "text", without=OF_THIS_MACHINE),
     )
     exchange = Exchange(
-        synonyms, most_synonyms, tuple(swap or ()), typos, parse_at_most(at_most), skip_unknown
+        synonyms, most_synonyms, tuple(swap or ()), typos, parse_at_most(at_most or "all"), skip_unknown
     )
     if most_synonyms is not None and synonyms is None:
         raise BuffetError("--most-synonyms: is about --synonyms; give a file of them")

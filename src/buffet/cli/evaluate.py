@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from buffet.cli.options import parse_eps, parse_norm, typed, within
+from buffet.cli.options import parse_at_most, parse_eps, parse_norm, typed, within
 from buffet.cli.parameters import (
     GPUS,
     Address,
@@ -29,7 +29,7 @@ from buffet.cli.running import (
     shown_progress,
 )
 from buffet.cli.terminal import plain_table, print_json, print_table
-from buffet.errors import BuffetError, one_line
+from buffet.errors import BuffetError
 from buffet.loading.directories import DEFAULT
 from buffet.printing import duration
 from buffet.system.files import check_writable, write_atomically
@@ -144,9 +144,10 @@ def evaluate(
     1: it does not. 2: bad input.
     """
     given = dict(locals())
+    from buffet.evaluation.arguments import question
     from buffet.evaluation.evaluate import classifier, setup_of
     from buffet.evaluation.examples import read_examples
-    from buffet.evaluation.questions import Effort, question
+    from buffet.evaluation.questions import Effort
     from buffet.evaluation.run import run
     from buffet.experiments.config import Running
     from buffet.methods import method_named
@@ -161,7 +162,7 @@ def evaluate(
         synonyms,
         most_synonyms,
         typos,
-        None if at_most == "all" else [_number(part) for part in at_most.split(",")],
+        None if at_most == "all" else parse_at_most(at_most),
         skip_unknown,
     )
     effort = Effort(method_named(method), None if budget is None else checked_budget(budget), seed)
@@ -186,17 +187,6 @@ def evaluate(
     if min is not None and not json:
         typer.echo(_compared(found, min))
     raise typer.Exit(1 if min is not None and found.certified < min else 0)
-
-
-def _number(text: str) -> int | None:
-    """A number of words; None: all."""
-    if text.strip().lower() == "all":
-        return None
-    if not (text.strip().isascii() and text.strip().isdigit() and 1 <= int(text) < 10**9):
-        raise BuffetError(
-            f"--at-most: got {one_line(text, 60)!r}; give numbers of words from 1, or all: 1,2,all"
-        )
-    return int(text)
 
 
 def _print(found: Evaluation) -> None:

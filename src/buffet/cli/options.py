@@ -92,6 +92,16 @@ def parse_norm(norm: str) -> float:
     return p
 
 
+def parse_at_most(given: str) -> tuple[int | None, ...]:
+    """Numbers of words, ``2`` or ``1,2,all``; None stands for all."""
+    parts = [part.strip().lower() for part in given.split(",")]
+    if not all(re.fullmatch(r"-?[0-9]{1,9}|all", part) for part in parts):
+        raise BuffetError(
+            f"--at-most: got {one_line(given, 60)!r}; give numbers of words from 1, or all: 1,2,all"
+        )
+    return tuple(None if part == "all" else int(part) for part in parts)
+
+
 def within(option: str, value: int, low: int, high: int) -> int:
     """`value`, which must lie in a range."""
     if not low <= value <= high:

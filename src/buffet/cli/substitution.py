@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ class Exchange:
     most_synonyms: int | None
     swap: tuple[str, ...]
     typos: int
-    at_most: tuple[int, ...]  # rising; none: as many words as have substitutes
+    at_most: tuple[int | None, ...]  # None: as many words as have substitutes
     skip_unknown: bool
 
     @property
@@ -55,16 +54,6 @@ def parse_swaps(given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def parse_at_most(given: str | None) -> tuple[int, ...]:
-    """``2``, or ``1,2,3`` for an answer to each."""
-    parts = [] if given is None else [part.strip() for part in given.split(",")]
-    if not all(re.fullmatch(r"-?[0-9]{1,9}", part) for part in parts):
-        raise BuffetError(
-            f"--at-most: got {one_line(given or '', 60)!r}; give a number of words, or several: 1,2,3"
-        )
-    return tuple(sorted({int(part) for part in parts}))
-
-
 def answer(request: Request, exchange: Exchange) -> WordsReport:
     """Answer a request about substitutions."""
     model = load_checkpoint(request.model).to(torch.device(request.device))
@@ -72,6 +61,7 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         raise BuffetError("--synonyms, --swap and --typos: an image has no words")
     torch.set_num_threads(request.threads or 1)
     label = parse_label(request.label, model.labels)
+    given = [k for k in exchange.at_most if k is not None]
     found = substitutions(
         model,
         request.text,
@@ -79,13 +69,13 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
         most=exchange.most_synonyms,
         swap=parse_swaps(exchange.swap) or None,
         typos=exchange.typos,
-        at_most=max(exchange.at_most, default=None),
+        at_most=None if None in exchange.at_most else max(given),
         pair=request.pair,
         skip_unknown=exchange.skip_unknown,
         seed=request.seed,
     )
     *fewer, done = found.verify_each(
-        exchange.at_most or (found.at_most,),
+        sorted({*given, found.at_most} if None in exchange.at_most else {*given}),
         request.chosen,
         label=label,
         budget=request.budget,

@@ -71,8 +71,7 @@ def sweep(
 
     Also: **seed**, **attack** = false, **sentences.min_words**, **sentences.correct** = false,
     **radius.search**, **radius.tolerance**; to verify instead of searching radii, **what** = "verify" and
-    **verify.eps** = [0.1] or **verify.shares** = [0.5, 0.9] of the radius of **verify.of** = "baseline";
-    **run.workers**, **threads**, **limit**, **retries**, **memory** (bytes that a
+    **verify.eps** = [0.1]; **run.workers**, **threads**, **limit**, **retries**, **memory** (bytes that a
     worker's bounds may take; what takes more becomes a row that says so), **device**.
 
     It can be interrupted at any moment, in any way: the same command continues, with nothing lost and

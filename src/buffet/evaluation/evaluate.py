@@ -9,8 +9,9 @@ from torch import nn
 
 from buffet.compositions import title
 from buffet.errors import BuffetError
+from buffet.evaluation.arguments import question
 from buffet.evaluation.examples import PARTS, read_examples
-from buffet.evaluation.questions import Effort, Question, question
+from buffet.evaluation.questions import Effort, Question
 from buffet.evaluation.result import Evaluation
 from buffet.evaluation.run import Report, Setup, run
 from buffet.evaluation.work import HeldModel, StoredModel, digest_of

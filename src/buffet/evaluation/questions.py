@@ -6,8 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,11 +16,9 @@ from buffet.errors import BuffetError
 from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.loading import Model
 from buffet.methods import Method
-from buffet.printing import listed, norm_name
+from buffet.printing import norm_name
 from buffet.regions import LpBall
-from buffet.regions.arguments import checked_norm
 from buffet.search.policy import POLICY
-from buffet.synonyms import Synonyms, checked_synonyms, read_synonyms
 from buffet.verdicts import Verdict
 from buffet.verification.verify import verify
 from buffet.words import NoSubstitutesError, Substitutions, substitutions
@@ -75,7 +72,12 @@ class Question(Protocol):
     """What is asked of every sentence; it can be pickled."""
 
     @property
-    def kind(self) -> Literal["eps", "at_most"]: ...
+    def kind(self) -> str:
+        """The name of its levels in rows, tables and JSON."""
+
+    @property
+    def axis(self) -> str:
+        """What its levels measure, as a page names it."""
 
     @property
     def levels(self) -> tuple[float, ...]:
@@ -83,6 +85,12 @@ class Question(Protocol):
 
     def describe(self) -> str:
         """In a few words, without the levels."""
+
+    def level_text(self, level: float) -> str:
+        """A level as people read it."""
+
+    def promise(self, level: float) -> str:
+        """What is proven of an answer that is certified at a level, as the end of a sentence."""
 
     def concerning(self, model: Model, text: str) -> Question:
         """The part of it that concerns this sentence."""
@@ -101,11 +109,19 @@ class Balls:
     levels: tuple[float, ...]
     norm: float = 2.0
     together: bool = False
-    kind: Literal["eps"] = "eps"
+    kind: ClassVar[str] = "eps"
+    axis: ClassVar[str] = "ε"
 
     def describe(self) -> str:
         which = "all words at once" if self.together else "each word on its own"
         return f"{which} moved within {norm_name(self.norm)} balls"
+
+    def level_text(self, level: float) -> str:
+        return repr(level)
+
+    def promise(self, level: float) -> str:
+        which = "all words at once" if self.together else "any one word"
+        return f"no move of {which} by up to {self.level_text(level)} changes them"
 
     def concerning(self, model: Model, text: str) -> Balls:
         return self
@@ -176,12 +192,20 @@ class Exchanges:
     synonyms: Mapping[str, Sequence[str]] | None = field(default=None, repr=False)
     typos: int = 0
     skip_unknown: bool = False
-    kind: Literal["at_most"] = "at_most"
+    kind: ClassVar[str] = "at_most"
+    axis: ClassVar[str] = "words exchanged at once"
 
     def describe(self) -> str:
         of = [*(["synonyms"] * (self.synonyms is not None)), *([f"{self.typos} typos"] * (self.typos > 0))]
         known = " of the vocabulary" if self.skip_unknown else ""
         return f"words exchanged for {' and '.join(of)}{known}"
+
+    def level_text(self, level: float) -> str:
+        return "all" if math.isinf(level) else f"{level:g}"
+
+    def promise(self, level: float) -> str:
+        which = "words are" if math.isinf(level) else "word is" if level == 1 else f"{level:g} words are"
+        return f"whichever {which} exchanged, they stay"
 
     def concerning(self, model: Model, text: str) -> Exchanges:
         """With the synonyms of its own words only, so that processes are not sent the whole table."""
@@ -301,89 +325,3 @@ def _answer(level: float, found: Level) -> LevelAnswer:
         margin=found.margin,
         reason=found.reason,
     )
-
-
-# --- from arguments ----------------------------------------------------------------------------------------
-
-
-def question(
-    eps: float | int | Sequence[float | int] | None = None,
-    norm: float | int | str = 2,
-    words: str = EACH[0],
-    synonyms: Synonyms | str | Path | None = None,
-    most_synonyms: int | None = None,
-    typos: int = 0,
-    at_most: int | Sequence[int | None] | None = None,
-    skip_unknown: bool = False,
-) -> Question:
-    """Balls or exchanges, whichever is asked for; what does not go together is refused."""
-    exchanged = synonyms is not None or typos != 0
-    if (eps is not None) == exchanged:
-        raise BuffetError(
-            "give either eps, for words that move in balls, or synonyms or typos, for words that are"
-            " exchanged"
-        )
-    if most_synonyms is not None and synonyms is None:
-        raise BuffetError("most synonyms: is about synonyms; give a file of them")
-    if eps is None:
-        if (checked_norm(norm), words) != (2.0, EACH[0]):
-            raise BuffetError("norm and words go with eps, for words that move in balls")
-        return exchanges(synonyms, typos, at_most, skip_unknown, most_synonyms)
-    if at_most is not None or skip_unknown:
-        raise BuffetError("at most and skip unknown go with synonyms and typos")
-    return balls(eps, norm, words)
-
-
-def balls(
-    eps: float | int | Sequence[float | int], norm: float | int | str = 2, words: str = "each"
-) -> Balls:
-    """Balls of some sizes, checked."""
-    sizes = [eps] if isinstance(eps, int | float) else list(eps)
-    if not all(isinstance(size, int | float) and 0 <= size < math.inf for size in sizes):
-        raise BuffetError(f"eps: got {', '.join(map(str, sizes))}; give finite numbers ≥ 0")
-    if words not in (*EACH, *TOGETHER):
-        raise BuffetError(f"words: got {words!r}; give each (every word on its own) or all (all at once)")
-    return Balls(_rising("eps", [abs(float(size)) for size in sizes]), checked_norm(norm), words in TOGETHER)
-
-
-def exchanges(
-    synonyms: Synonyms | str | Path | None = None,
-    typos: int = 0,
-    at_most: int | Sequence[int | None] | None = None,
-    skip_unknown: bool = False,
-    most_synonyms: int | None = None,
-) -> Exchanges:
-    """Exchanges of some numbers of words, checked; None: all words at once."""
-    numbers = list(at_most) if isinstance(at_most, Sequence) else [at_most]
-    for number in numbers:
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise BuffetError(f"at_most: got {number!r}; give numbers of words from 1, or None for all")
-    if typos < 0:
-        raise BuffetError(f"typos: got {typos}; give a number of misspellings per word, 0 or more")
-    table: Mapping[str, Sequence[str]] | None = None
-    if isinstance(synonyms, str | Path):
-        table = read_synonyms(synonyms, most_synonyms)
-    elif synonyms is not None:
-        table = checked_synonyms(synonyms, "synonyms", most_synonyms)
-    if table is None and not typos:
-        raise BuffetError("nothing may be exchanged: give synonyms, or a number of typos")
-    levels = _rising("at_most", [math.inf if number is None else float(number) for number in numbers])
-    return Exchanges(levels, table, typos, skip_unknown)
-
-
-def _rising(name: str, levels: list[float]) -> tuple[float, ...]:
-    found = tuple(sorted(set(levels)))
-    if not 1 <= len(found) <= MOST_LEVELS:
-        raise BuffetError(f"{name}: got {len(found)} of them; give 1 to {MOST_LEVELS}")
-    return found
-
-
-def level_text(question: Question, level: float) -> str:
-    """A level as people read it."""
-    if question.kind == "eps":
-        return repr(level)
-    return "all" if math.isinf(level) else f"{level:g}"
-
-
-def levels_text(question: Question) -> str:
-    return ", ".join(listed([level_text(question, level) for level in question.levels]))

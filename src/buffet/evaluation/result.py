@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from buffet.errors import optional
 from buffet.evaluation.accuracy import Accuracy
-from buffet.evaluation.questions import Question, level_text
+from buffet.evaluation.questions import Question
 from buffet.evaluation.rows import SentenceRow
 from buffet.printing import html_table
 
@@ -118,7 +118,7 @@ class Evaluation:
         """
         return [
             (
-                level_text(self.question, at.level),
+                self.question.level_text(at.level),
                 at.clean.text(up=True),
                 at.certified.text(up=False),
                 at.attacked.text(up=True),
@@ -182,7 +182,7 @@ class Evaluation:
                     "label": row.gold,
                     "answer": row.answer,
                     "clean_margin": row.clean_margin,
-                    self.question.kind: level_text(self.question, at.level),
+                    self.question.kind: self.question.level_text(at.level),
                     "verdict": answer.verdict if answer else None,
                     "margin": answer.margin if answer else None,
                     "change": broken.change if broken and flipped else None,

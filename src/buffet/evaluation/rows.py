@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from buffet.experiments.store import StoredRow
 from buffet.printing import counted
@@ -56,7 +56,7 @@ class SentenceRow(StoredRow):
     refused: str | None  # why the model does not take the sentence
     answer: int | None  # the class that the model gives; None: refused, or failed
     clean_margin: float | None  # of the class in the data: negative if another is answered
-    kind: Literal["eps", "at_most"]
+    kind: str
     asked: str  # in a few words
     levels: tuple[LevelAnswer, ...]  # in rising order; empty if the sentence is misclassified
     counterexample: Counterexample | None

@@ -17,7 +17,6 @@ from buffet.system.files import read_text
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Ratio = Annotated[float, Field(gt=0, le=100)]
 
 
 class _Table(BaseModel):
@@ -118,18 +117,15 @@ class RadiusQuestion(_Table):
 
 
 class VerifyQuestion(_Table):
-    """The sizes to verify at: given ones, or shares of the radius that a reference method certifies."""
+    """The sizes to verify at."""
 
-    eps: tuple[Size, ...] = ()
-    shares: tuple[Ratio, ...] = ()
-    of: MethodChoice = MethodChoice(name="baseline")
+    eps: Annotated[tuple[Size, ...], Field(min_length=1)]
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> VerifyQuestion:
-        if bool(self.eps) == bool(self.shares):
-            raise ValueError("verify: give either eps, a list of sizes, or shares of the reference's radius")
-        _distinct("verify", self.eps or self.shares)
-        return self
+    @field_validator("eps")
+    @classmethod
+    def _different(cls, eps: tuple[float, ...]) -> tuple[float, ...]:
+        _distinct("verify", eps)
+        return eps
 
 
 class Running(_Table):
@@ -175,7 +171,7 @@ class SweepConfig(_Table):
             if not p >= 1:
                 raise ValueError(f"norms: got {p}; give 1, 2, inf or any other number ≥ 1")
         if (self.what == "verify") != (self.verify is not None):
-            raise ValueError("what = 'verify' and a table [verify] with eps or shares go together")
+            raise ValueError("what = 'verify' and a table [verify] with eps go together")
         _distinct("models", self.models)
         _distinct("norms", self.norms)
         _distinct("methods", [choice.title for choice in self.methods])

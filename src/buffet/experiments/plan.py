@@ -65,22 +65,12 @@ class SweepQuestion:
     search: str = "secant"
     tolerance: float | None = None
     eps: tuple[float, ...] = ()
-    shares: tuple[float, ...] = ()
-    of: str = ""  # the reference method of the shares
-    reference: Method | None = None
 
     @classmethod
     def of_config(cls, config: SweepConfig) -> SweepQuestion:
         if config.verify is None:
             return cls("radius", config.attack, config.radius.search, config.radius.tolerance)
-        asked = config.verify
-        of, reference = (asked.of.title, asked.of.method) if asked.shares else ("", None)
-        return cls("verify", config.attack, eps=asked.eps, shares=asked.shares, of=of, reference=reference)
-
-    @property
-    def needs_groundwork(self) -> bool:
-        """Whether something has to be computed once, before any method runs."""
-        return self.attack or self.reference is not None
+        return cls("verify", config.attack, eps=config.verify.eps)
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,6 @@ class SweepTask:
 
     words: tuple[int, ...]
     eps: float | None = None
-    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,8 +95,6 @@ class WorkUnit:
         words, question = self.setting.words, self.question
         if question.eps:
             return tuple(SweepTask(w, eps=e) for e in question.eps for w in words)
-        if question.shares:
-            return tuple(SweepTask(w, share=s) for s in question.shares for w in words)
         return tuple(SweepTask(w) for w in words)
 
     @cached_property
@@ -127,9 +114,8 @@ class WorkUnit:
         }
         if question.what == "radius":
             common |= {"search": question.search, "tolerance": question.tolerance}
-        if question.reference is not None:
-            common |= {"of": question.of, "of_parts": parts(question.reference)}
-        return tuple(digest({**common, **asdict(task)}) for task in self.tasks)
+        # "share" is a field of earlier versions, whose rows are still found by their keys.
+        return tuple(digest({**common, **asdict(task), "share": None}) for task in self.tasks)
 
 
 def parts(method: Method) -> dict[str, str | int | float | None]:
@@ -146,7 +132,7 @@ def digest(value: object) -> str:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What there is to do. Units of one setting come one after the other: they share its groundwork."""
+    """What there is to do. Units of one setting come one after the other: they share the attack on it."""
 
     units: tuple[WorkUnit, ...]
     notes: tuple[str, ...]  # what a user should know about the choice of sentences

@@ -45,8 +45,6 @@ class Row(StoredRow):
     parts: dict[str, str | int | float | None]
     what: Literal["radius", "verify"]
     eps: float | None  # verified at
-    share: float | None  # of the reference's radius
-    reference: float | None  # the reference's radius
     certified: float | None  # proven up to here (with verify: eps or 0)
     attacked: float | None  # a move of this size was seen to change the answer
     verdict: Literal["certified", "falsified", "unknown"] | None
@@ -76,7 +74,7 @@ def open_rows(path: Path) -> AbstractContextManager[RowFile[Row]]:
 def load_rows(path: Path) -> polars.DataFrame:
     """The rows of a file as a table; needs the extra ``tables``."""
     polars = optional("polars", "tables", "tables need polars")
-    floats = ("eps", "share", "reference", "certified", "attacked", "margin", "seconds", "task_seconds")
+    floats = ("eps", "certified", "attacked", "margin", "seconds", "task_seconds")
     types: dict[str, Any] = {
         **dict.fromkeys((*floats, "attack_seconds", "clean_margin"), polars.Float64),
         **dict.fromkeys(("gold", "label", "evaluations", "batch"), polars.Int64),

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from buffet.experiments.config import Running, SweepConfig
 from buffet.experiments.plan import Setting, SweepPlan, SweepTask, WorkUnit, make_plan, parts
 from buffet.experiments.rows import Row, open_rows
 from buffet.experiments.store import RowFile
-from buffet.experiments.work import Groundwork, GroundworkJob, TaskAnswer, UnitAnswer, UnitJob, Workplace
+from buffet.experiments.work import AttackAnswer, AttackJob, TaskAnswer, UnitAnswer, UnitJob, Workplace
 from buffet.experiments.workers import Done, Failed, Fleet, LocalFleet, Ticket, dispatch
 from buffet.printing import finite
 from buffet.report import Versions
@@ -125,11 +125,11 @@ class _Driver:
             self.before = {key for key in self.before if self.rows[key].ok}
         self.written = self.failed = 0
         self.queue: list[Ticket] = []
-        self.waiting: dict[int, list[tuple[int, WorkUnit]]] = {}  # ticket of a groundwork → what needs it
+        self.waiting: dict[int, list[tuple[int, WorkUnit]]] = {}  # ticket of an attack → what waits for it
         self._fill()
 
     def _fill(self) -> None:
-        """Queue the open units of every setting, or first its groundwork if that is not known."""
+        """Queue the open units of every setting, or first the attack on it if that is still to be made."""
         number = 0
         for setting, group in groupby(self.plan.units, key=lambda unit: unit.setting):
             units = list(group)
@@ -137,58 +137,52 @@ class _Driver:
             pending = [(n, unit) for n, unit in numbered if not self.before.issuperset(unit.keys)]
             if pending:
                 question = units[0].question
-                groundwork = self._remembered(units) if question.needs_groundwork else Groundwork()
-                if groundwork is None:
+                attack = self._remembered(units) if question.attack else AttackAnswer()
+                if attack is None:
                     self.waiting[number] = pending
-                    heapq.heappush(self.queue, Ticket(number, GroundworkJob(setting, question, self.place)))
+                    heapq.heappush(self.queue, Ticket(number, AttackJob(setting, self.place)))
                 else:
-                    self._open(pending, groundwork)
+                    self._open(pending, attack)
             number += len(units) + 1
 
-    def _open(self, pending: list[tuple[int, WorkUnit]], groundwork: Groundwork) -> None:
+    def _open(self, pending: list[tuple[int, WorkUnit]], attack: AttackAnswer) -> None:
         for number, unit in pending:
-            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, groundwork, self.place)))
+            heapq.heappush(self.queue, Ticket(number, UnitJob(unit, attack, self.place)))
 
-    def _remembered(self, units: list[WorkUnit]) -> Groundwork | None:
-        """The groundwork of a setting, from the rows of a unit that has it for every set of words."""
-        words, question = units[0].setting.words, units[0].question
+    def _remembered(self, units: list[WorkUnit]) -> AttackAnswer | None:
+        """What an attack on a setting found, from the rows of a unit that has it for every set of words."""
+        words = units[0].setting.words
         for unit in units:
             found = [self.rows.get(key) for key in unit.keys[: len(words)]]
             rows = [row for row in found if row is not None and row.ok]
-            if len(rows) < len(words) or (question.attack and rows[0].attack_seconds is None):
-                continue
-            attacked = tuple(math.inf if r.attacked is None else r.attacked for r in rows)
-            reference = tuple(r.reference or 0.0 for r in rows) if question.reference else None
-            return Groundwork(attacked if question.attack else None, rows[0].attack_seconds, reference)
+            if len(rows) == len(words) and rows[0].attack_seconds is not None:
+                attacked = tuple(math.inf if r.attacked is None else r.attacked for r in rows)
+                return AttackAnswer(attacked, rows[0].attack_seconds)
         return None
 
     def settle(self, ticket: Ticket, result: Done | Failed) -> None:
-        """Write what a unit found; a groundwork lets the units begin that wait for it."""
-        if isinstance(ticket.job, GroundworkJob):
+        """Write what a unit found; an attack lets the units begin that wait for it."""
+        if isinstance(ticket.job, AttackJob):
             pending = self.waiting.pop(ticket.number)
             if isinstance(result, Done):
-                assert isinstance(result.answer, Groundwork)
+                assert isinstance(result.answer, AttackAnswer)
                 self._open(pending, result.answer)
                 return
             trouble = f"before any method: {result.reason}"
-            if ticket.job.question.reference is None:
-                self._open(pending, Groundwork(trouble=trouble))  # proofs do without an attack
-                return
-            for _, unit in pending:
-                self._write(unit, Groundwork(), replace(result, reason=trouble))
+            self._open(pending, AttackAnswer(trouble=trouble))  # proofs do without an attack
             return
         assert isinstance(ticket.job, UnitJob)
-        self._write(ticket.job.unit, ticket.job.groundwork, result)
+        self._write(ticket.job.unit, ticket.job.attack, result)
 
-    def _write(self, unit: WorkUnit, groundwork: Groundwork, result: Done | Failed) -> None:
-        rows = [row for row in self._rows_of(unit, groundwork, result) if row.key not in self.before]
+    def _write(self, unit: WorkUnit, attack: AttackAnswer, result: Done | Failed) -> None:
+        rows = [row for row in self._rows_of(unit, attack, result) if row.key not in self.before]
         self.file.append(rows)
         self.rows |= {row.key: row for row in rows}
         self.written += len(rows)
         self.failed += sum(not row.ok for row in rows)
         self.report()
 
-    def _rows_of(self, unit: WorkUnit, groundwork: Groundwork, result: Done | Failed) -> list[Row]:
+    def _rows_of(self, unit: WorkUnit, attack: AttackAnswer, result: Done | Failed) -> list[Row]:
         answer = result.answer if isinstance(result, Done) else None
         assert answer is None or isinstance(answer, UnitAnswer)
         setting, tasks = unit.setting, unit.tasks
@@ -199,13 +193,13 @@ class _Driver:
             "model_digest": setting.model.digest,
             "norm": setting.norm_name,
             "status": result.status if isinstance(result, Failed) else "ok",
-            "reason": result.reason if isinstance(result, Failed) else groundwork.trouble,
+            "reason": result.reason if isinstance(result, Failed) else attack.trouble,
             "method": unit.title,
             "parts": parts(unit.method),
             "what": unit.question.what,
             "seconds": seconds,
             "task_seconds": None if seconds is None else seconds / len(tasks),
-            "attack_seconds": groundwork.attack_seconds,
+            "attack_seconds": attack.attack_seconds,
             "batch": len(tasks),
             "threads": self.running.threads,
             "config": self.plan.digest,
@@ -216,7 +210,7 @@ class _Driver:
         answers = answer.tasks if answer else (None,) * len(tasks)
         rows = []
         for key, task, found in zip(unit.keys, tasks, answers, strict=True):
-            own = _found(setting, task, found, groundwork, place[task.words])
+            own = _found(setting, task, found, attack, place[task.words])
             rows.append(Row.model_validate({"key": key, **common, **own}))
         return rows
 
@@ -241,7 +235,7 @@ class _Driver:
 
 
 def _found(
-    setting: Setting, task: SweepTask, answer: TaskAnswer | None, groundwork: Groundwork, place: int
+    setting: Setting, task: SweepTask, answer: TaskAnswer | None, attack: AttackAnswer, place: int
 ) -> dict[str, object]:
     """What a row says about its task."""
     found = asdict(answer) if answer else {**dict.fromkeys(ANSWERED), "eps": task.eps}
@@ -250,7 +244,5 @@ def _found(
         "margin": finite(found["margin"]),
         "words": task.words,
         "tokens": tuple(setting.sentence_tokens[i] for i in task.words),
-        "share": task.share,
-        "reference": groundwork.reference[place] if groundwork.reference else None,
-        "attacked": finite(groundwork.attacked[place] if groundwork.attacked else None),
+        "attacked": finite(attack.attacked[place] if attack.attacked else None),
     }

@@ -6,18 +6,15 @@ import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Engine
 from buffet.errors import BuffetError
-from buffet.experiments.plan import ModelSource, Setting, SweepQuestion, WorkUnit, model_digest
+from buffet.experiments.plan import ModelSource, Setting, WorkUnit, model_digest
 from buffet.loading import Model, load_checkpoint
-from buffet.methods import Method
 from buffet.regions import LpBall
-from buffet.results import Radius
 from buffet.search.radius import radius
 from buffet.system.devices import device_named
 from buffet.verification.verify import verify
@@ -26,12 +23,11 @@ Radii = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Groundwork:
-    """What all methods of a setting have in common, one entry per set of words."""
+class AttackAnswer:
+    """What an attack on a setting found: the same for all methods, one entry per set of words."""
 
     attacked: Radii | None = None  # infinite where nothing was found
     attack_seconds: float | None = None
-    reference: Radii | None = None  # certified by the reference method
     trouble: str | None = None  # why there is no more
 
 
@@ -68,41 +64,20 @@ class Workplace:
         """CPU seconds, which other work on the machine hardly changes; on another device, wall seconds."""
         return time.process_time() if self.device == "cpu" else time.perf_counter()
 
-    def radii(self, setting: Setting, method: Method, attacked: Radii | None, **search: Any) -> Radius:
-        """The certified radii of a setting, whose attacked ones are known if any are."""
-        model = self.model(setting.model)
-        region, engine = region_of(model, setting, setting.words), Engine(memory=self.memory)
-        return radius(
-            model,
-            region,
-            method,
-            label=setting.label,
-            attack=False,
-            attacked=attacked,
-            engine=engine,
-            **search,
-        )
-
 
 @dataclass(frozen=True)
-class GroundworkJob:
-    """Find the groundwork of a setting."""
+class AttackJob:
+    """Attack a setting."""
 
     setting: Setting
-    question: SweepQuestion
     place: Workplace
 
-    def run(self) -> Groundwork:
-        setting, attacked, seconds, reference = self.setting, None, None, None
-        if self.question.attack:
-            model, start = self.place.model(setting.model), self.place.clock()
-            region = region_of(model, setting, setting.words)
-            found = attacked_radius(model.program64, region, setting.label, AttackSettings(seed=setting.seed))
-            attacked, seconds = tuple(found.tolist()), self.place.clock() - start
-        if self.question.reference is not None:
-            certified = self.place.radii(setting, self.question.reference, attacked)
-            reference = tuple(task.certified for task in certified.tasks)
-        return Groundwork(attacked, seconds, reference)
+    def run(self) -> AttackAnswer:
+        setting = self.setting
+        model, start = self.place.model(setting.model), self.place.clock()
+        region = region_of(model, setting, setting.words)
+        found = attacked_radius(model.program64, region, setting.label, AttackSettings(seed=setting.seed))
+        return AttackAnswer(tuple(found.tolist()), self.place.clock() - start)
 
 
 @dataclass(frozen=True)
@@ -110,7 +85,7 @@ class UnitJob:
     """Answer the tasks of a unit."""
 
     unit: WorkUnit
-    groundwork: Groundwork
+    attack: AttackAnswer
     place: Workplace
 
     def run(self) -> UnitAnswer:
@@ -121,8 +96,18 @@ class UnitJob:
 
     def _radii(self) -> tuple[TaskAnswer, ...]:
         unit, asked = self.unit, self.unit.question
-        search = {"search": asked.search, "tolerance": asked.tolerance}
-        found = self.place.radii(unit.setting, unit.method, self.groundwork.attacked, **search)
+        model = self.place.model(unit.setting.model)
+        found = radius(
+            model,
+            region_of(model, unit.setting, unit.setting.words),
+            unit.method,
+            label=unit.setting.label,
+            search=asked.search,
+            tolerance=asked.tolerance,
+            attack=False,
+            attacked=self.attack.attacked,
+            engine=Engine(memory=self.place.memory),
+        )
         return tuple(
             TaskAnswer(t.certified, t.margin, t.evaluations, "certified" if t.certified > 0 else "unknown")
             for t in found.tasks
@@ -131,10 +116,7 @@ class UnitJob:
     def _verdicts(self) -> tuple[TaskAnswer, ...]:
         setting, tasks = self.unit.setting, self.unit.tasks
         sizes = [task.eps for task in tasks]
-        if self.groundwork.reference is not None:
-            radii = dict(zip(setting.words, self.groundwork.reference, strict=True))
-            sizes = [radii[task.words] * (task.share or 0.0) for task in tasks]
-        attacked = dict(zip(setting.words, self.groundwork.attacked or (), strict=False))
+        attacked = dict(zip(setting.words, self.attack.attacked or (), strict=False))
         model = self.place.model(setting.model)
         found = verify(
             model,

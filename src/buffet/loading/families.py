@@ -191,7 +191,7 @@ def _family(raw: Any, where: str) -> Family:
 
 
 def names_in(value: Any) -> list[str]:
-    """The texts in a list of a configuration; whatever is no such list has none."""
+    """The texts in a list of a configuration; none if it is not such a list."""
     return [name for name in value if isinstance(name, str)] if isinstance(value, list | tuple) else []
 
 

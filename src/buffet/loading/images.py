@@ -43,7 +43,7 @@ class ImageModel(Model):
         Tensors are channels × height × width. Whole numbers are taken as 0 to 255, others as 0 to 1.
         """
         if pair is not None:
-            raise BuffetError(f"{self.name} reads images: there is no second text to one; leave the pair out")
+            raise BuffetError(f"{self.name} reads images: an image has no second text; leave the pair out")
         config = self.config
         pixels = read_pixels(image, config.num_channels)
         if pixels.shape[1:] != (config.image_size, config.image_size):

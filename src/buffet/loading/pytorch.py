@@ -21,7 +21,7 @@ class EncoderClassifier(nn.Module):
 
     ``logits = classifier(a(dense(pool(encoder(norm(words[ids] + positions[:n]))))))``, where `norm` and
     `dense` (with its activation a) may be absent and `pool` is the first row or the mean of the unmasked
-    rows. A factor on the embeddings, as in ``words(ids) * sqrt(width)``, belongs into their weights.
+    rows. A factor on the embeddings, as in ``words(ids) * sqrt(width)``, belongs in their weights.
 
     >>> import buffet
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

@@ -1,5 +1,6 @@
-"""The network: operations that say what they are (`ops`), and the graph of them (`program`)."""
+"""The network: operations that say what they are (`operation`, `ops`), and the graph of them (`program`)."""
 
+from buffet.network.operation import Input, Linear, Op
 from buffet.network.ops import (
     Add,
     Affine,
@@ -8,13 +9,10 @@ from buffet.network.ops import (
     Center,
     Diagonal,
     First,
-    Input,
-    Linear,
     Mean,
     Mix,
     Normalise,
     Offset,
-    Op,
     Rescale,
     Scores,
     Softmax,

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from buffet.network.ops import Affine, Apply, Center, Diagonal, Input, Mix, Op, Rescale, Scores, Softmax
+from buffet.network.operation import Input, Op
+from buffet.network.ops import Affine, Apply, Center, Diagonal, Mix, Rescale, Scores, Softmax
 from buffet.printing import counted
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from buffet.network.ops import Input, Linear, Mix, Scores
+from buffet.network.operation import Input, Linear
+from buffet.network.ops import Mix, Scores
 from buffet.network.program import Program
 
 

@@ -159,7 +159,7 @@ class LpBall(Region):
     def _measures(self) -> dict[str, object]:
         return {"p": "inf" if math.isinf(self.p) else self.p, "eps": float(self._sizes()[0])}
 
-    def _told(self) -> str:
+    def _details(self) -> str:
         sizes = [] if self.eps is None else self.eps.unique().tolist()
         size = "open" if not sizes else f"{sizes[0]:g}" if len(sizes) == 1 else f"{sizes[0]:g}…{sizes[-1]:g}"
         return f"p={self.p:g}, eps={size}"

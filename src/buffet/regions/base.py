@@ -209,15 +209,15 @@ class Region(ABC):
         """The region of a single task as a certificate has it."""
 
     @abstractmethod
-    def _told(self) -> str:
+    def _details(self) -> str:
         """What sets the region apart, in a few words."""
 
     def __repr__(self) -> str:
         words = self.moved.tolist()
-        told = words[0] if len(words) == 1 else words
+        named = words[0] if len(words) == 1 else words
         if self.moved.numel() > 12:
-            told = f"{self.tasks} × {self.moved.shape[1]} of {len(self.center)}"
-        return f"{type(self).__name__}(words={told}, {self._told()})"
+            named = f"{self.tasks} × {self.moved.shape[1]} of {len(self.center)}"
+        return f"{type(self).__name__}(words={named}, {self._details()})"
 
     # --- for subclasses -------------------------------------------------------------------------------------
 

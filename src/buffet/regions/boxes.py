@@ -160,7 +160,7 @@ class Box(Region):
         common = {"whole.{}.lower": self.origin.lower[0], "whole.{}.upper": self.origin.upper[0]}
         return Description({**facts, "whole": None}, arrays, common, self.origin)
 
-    def _told(self) -> str:
+    def _details(self) -> str:
         wide = (self.upper - self.lower) / 2
         return f"half-widths {float(wide.min()):.3g} to {float(wide.max()):.3g}"
 

@@ -223,7 +223,7 @@ class CandidateSet(Region):
             filled[d, : len(choices)] = choices.double()
         return filled
 
-    def _told(self) -> str:
+    def _details(self) -> str:
         counts = [len(choices) for task in self.candidates for choices in task]
         few, most = min(counts), max(counts)
         return f"{few if few == most else f'{few} to {most}'} candidates, budget={self.budget}"

@@ -158,8 +158,10 @@ class Cell(LpBall):
         }
         return Description(facts, common={"cuts.{}": self.cuts.directions}, whole=self.cuts)
 
-    def _told(self) -> str:
-        return f"{super()._told()}, {self.tasks} parts between planes across {len(self.cuts.rows)} directions"
+    def _details(self) -> str:
+        return (
+            f"{super()._details()}, {self.tasks} parts between planes across {len(self.cuts.rows)} directions"
+        )
 
     def _planes(self, dtype: torch.dtype) -> list[tuple[int, Tensor, Tensor, Tensor]]:
         """Row, direction and ends of every cut."""

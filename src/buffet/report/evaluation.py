@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from buffet.evaluation.accuracy import Share
-from buffet.evaluation.questions import level_text, levels_text
 from buffet.evaluation.result import Evaluation
 from buffet.evaluation.rows import SentenceRow
-from buffet.printing import at_least, duration, round_down, round_up
+from buffet.printing import at_least, duration, listed, round_down, round_up
 from buffet.report.headline import Tile
 from buffet.report.page import render
 
@@ -15,8 +16,6 @@ SENTENCES = (
     *("flip_margin", "seconds", "reason", "texts"),
 )
 """A sentence: what became of it at every level, the level that breaks it, its margins as they are shown."""
-
-AXES = {"eps": "ε", "at_most": "words exchanged at once"}
 
 
 def evaluation_page(found: Evaluation, command: str) -> str:
@@ -45,29 +44,18 @@ def _sentence(found: Evaluation) -> str:
     """What the numbers say."""
     worst, many = found.worst, len(found.sentences)
     of = f"{many:,} sentences drawn from {found.total:,}" if found.sampled else f"{many:,} sentences"
-    level = level_text(found.question, worst.level)
     text = (
         f"Of {of}, {worst.clean.count:,} are classified correctly. {worst.certified.count:,} of these answers"
-        f" are proven: {_promise(found, level)}."
+        f" are proven: {found.question.promise(worst.level)}."
     )
     falsified = worst.clean.count - worst.attacked.count
     text += f" {falsified:,} can be changed, and {worst.open.count:,} are open."
     return text
 
 
-def _promise(found: Evaluation, level: str) -> str:
-    if found.question.kind == "eps":
-        which = "all words at once" if found.question.facts()["words"] == "all" else "any one word"
-        return f"no move of {which} by up to {level} changes them"
-    if level == "all":
-        return "whichever words are exchanged, they stay"
-    return f"whichever {'word is' if level == '1' else f'{level} words are'} exchanged, they stay"
-
-
 def _tiles(found: Evaluation) -> list[Tile]:
     worst = found.worst
-    level = level_text(found.question, worst.level)
-    at = f"ε {level}" if found.question.kind == "eps" else f"{level} words exchanged"
+    at = f"{found.question.axis}: {found.question.level_text(worst.level)}"
     return [
         _tile(worst.clean, "classified correctly (clean)", up=True),
         _tile(worst.certified, f"and proven (certified, {at})", up=False),
@@ -85,10 +73,10 @@ def _data(found: Evaluation) -> dict[str, object]:
     """What the page is drawn from; sentences and reasons are data and are never read as markup."""
     return {
         "kind": found.question.kind,
-        "axis": AXES[found.question.kind],
-        "levels": [level_text(found.question, at.level) for at in found.curve],
+        "axis": found.question.axis,
+        "levels": [found.question.level_text(at.level) for at in found.curve],
         "sizes": [
-            at.level if found.question.kind == "eps" else place for place, at in enumerate(found.curve)
+            at.level if math.isfinite(found.worst.level) else place for place, at in enumerate(found.curve)
         ],
         "curve": [
             {
@@ -144,12 +132,13 @@ def _setup(found: Evaluation) -> list[tuple[str, str]]:
         f"buffet {v.buffet}, torch {v.torch}, Python {v.python}"
         for v in (r.versions for r in found.sentences)
     )
-    axis = AXES[found.question.kind]
+    question = found.question
+    levels = ", ".join(listed([question.level_text(level) for level in question.levels]))
     sample = f"{len(found.sentences):,} of {found.total:,} sentences" if found.sampled else "all of it"
     return [
         ("model", f"{first.model}, digest {first.model_digest}"),
         ("data", f"{found.source}, {sample}"),
-        ("asked", f"{found.question.describe()}; {axis}: {levels_text(found.question)}"),
+        ("asked", f"{question.describe()}; {question.axis}: {levels}"),
         ("method", first.method),
         ("budget", "none" if first.budget is None else f"{round_down(first.budget)} s a sentence"),
         ("seed", str(first.seed)),

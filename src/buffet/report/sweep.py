@@ -83,8 +83,7 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
     """One row per model, norm, method, question, sentence and words: the last, as `summarise` counts."""
     found: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        size = row.eps if row.share is None else None
-        asked = (row.model_digest, row.norm, row.method, row.what, size, row.share)
+        asked = (row.model_digest, row.norm, row.method, row.what, row.eps)
         found[*asked, row.sentence, row.words] = row
     return list(found.values())
 
@@ -143,7 +142,7 @@ def _data(rows: Sequence[Row], reference: str) -> dict[str, object]:
         "rows": [radius(row) for row in rows if row.what == "radius" and row.ok],
         "verified_columns": VERDICTS,
         "verified": [
-            [*start(row), _size(row), row.verdict] for row in rows if row.what == "verify" and row.ok
+            [*start(row), f"ε = {row.eps!r}", row.verdict] for row in rows if row.what == "verify" and row.ok
         ],
         "failure_columns": TROUBLES,
         "failures": [
@@ -158,10 +157,6 @@ def _scales(rows: Sequence[Row]) -> dict[tuple[str, str], ColourScale | None]:
     for (digest, norm, *_), task in best_of(row for row in rows if row.what == "radius").items():
         radii[digest, norm].append(task.certified)
     return {key: ColourScale.over(values) for key, values in radii.items()}
-
-
-def _size(row: Row) -> str:
-    return f"ε = {row.eps!r}" if row.share is None else f"{row.share:g} × the reference’s radius"
 
 
 def _setup(rows: Sequence[Row]) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Ignored(Frozen):
 
 
 class FlippedSentence(Frozen):
-    """A sentence that the model answers otherwise."""
+    """A sentence to which the model gives another answer."""
 
     sentence: str
     changes: tuple[tuple[str, str], ...]
@@ -111,7 +111,7 @@ class WordsReport(Frozen):
         return f"{many}, at most {self.at_most} of {words} {plural(words, 'word')} exchanged"
 
     def notes(self) -> Iterator[str]:
-        """What has to be said about the substitutes: which are unknown, of several tokens, or ignored."""
+        """Remarks about the substitutes: which are unknown, of several tokens, or ignored."""
         offers = [(word, offer) for word in self.words for offer in word.substitutes]
         unknown = [offer.text for _, offer in offers if offer.unknown]
         if unknown:

@@ -44,7 +44,7 @@ def side_by_side(
     Splitting the items wastes less than splitting every operation, many of which are too small for that; and
     processes do not wait for each other's interpreter, as threads do. They begin as copies of this one: what
     `work` changes is lost, and only what it returns comes back. Where processes cannot be copied safely, the
-    work is done by threads. `done` is called with every result, in the order of the items.
+    work is done by threads. `done` is told every result, in the order of the items.
     """
     workers = min(torch.get_num_threads(), len(items))
     found = []

@@ -155,7 +155,7 @@ def labels_of(classes: int) -> dict[int, str]:
 
 
 def architecture(settings: TrainSettings, labels: Mapping[int, str]) -> dict[str, Any]:
-    """What these settings say of a network, whatever its input is."""
+    """What these settings say about a network, whatever its input is."""
     return {
         "hidden_size": settings.width,
         "num_hidden_layers": settings.layers,

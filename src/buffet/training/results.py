@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Where the training stands; `dev_accuracy` is given at the end of an epoch only.
+    """How far training has come; `dev_accuracy` is given at the end of an epoch only.
 
     In training for substitutions it is the certified one, as `measure` says.
     """

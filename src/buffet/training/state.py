@@ -100,8 +100,8 @@ class Store:
 
     def broken(self, reason: object) -> BuffetError:
         """What is said of a snapshot that nothing can go on from."""
-        told = explain(reason) if isinstance(reason, ValidationError) else one_line(reason)
-        return BuffetError(f"{self.path}: cannot be continued ({told}): add --restart to begin again")
+        why = explain(reason) if isinstance(reason, ValidationError) else one_line(reason)
+        return BuffetError(f"{self.path}: cannot be continued ({why}): add --restart to begin again")
 
     def discard(self) -> None:
         """Forget the run."""

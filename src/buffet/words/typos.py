@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _neighbours() -> dict[str, str]:
@@ -42,7 +41,7 @@ def all_typos(word: str) -> list[str]:
 
 
 def typos(word: str, most: int, seed: int) -> list[str]:
-    """A limited number of typos of a word; the same word and seed give the same ones."""
+    """Typos of a word, `most` of them at random if there are more; the same word and seed give the same."""
     every = all_typos(word)
     if len(every) <= most:
         return every

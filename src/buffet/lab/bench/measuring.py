@@ -37,7 +37,7 @@ REPETITIONS = 5
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PATIENCE = 15.0
-"""Seconds of CPU time after which a case is not repeated any more."""
+"""CPU seconds after which a case is no longer repeated."""
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,7 @@ def main(request: str) -> None:
     keep_freed_memory()
     limit_time(asked["seconds"])
     limit_memory(asked["memory"])
-    if peer := asked.get("peer"):
-        from buffet.lab.peers import peer_named, rival
-
-        result = asdict(rival(case, peer_named(peer), asked["device"]))
-    else:
-        result = asdict(measure(case, asked["device"]))
-    print(json.dumps(result))
+    print(json.dumps(asdict(measure(case, asked["device"]))))
 
 
 if __name__ == "__main__":

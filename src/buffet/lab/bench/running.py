@@ -21,7 +21,7 @@ from buffet.report import Versions
 
 FORMAT = "buffet bench 1"
 WAITING = 10
-"""How many times longer than its CPU time a case may take on a busy machine."""
+"""How many times its limit of CPU time a case may take on a busy machine."""
 TOO_LONG = "more than {:g} s"
 MEASUREMENT = TypeAdapter(Measurement)
 NO_MEMORY = (
@@ -56,18 +56,16 @@ def run_cases(
 ) -> Iterator[BenchRow]:
     """Measure case by case; a row is there as soon as its case is done."""
     for case in cases:
-        found = in_process(case, limits or BenchLimits(), device)
+        found = _in_process(case, limits or BenchLimits(), device)
         if isinstance(found, str):
             yield BenchRow(case, reason=found)
         else:
             yield BenchRow(case, Measurement(**{**found, "samples": tuple(found["samples"])}))
 
 
-def in_process(
-    case: BenchCase, limits: BenchLimits, device: str, peer: str | None = None
-) -> dict[str, Any] | str:
-    """What a process of its own has measured, or in a few words why it has not."""
-    asked = {"case": asdict(case), **asdict(limits), "device": device, "peer": peer}
+def _in_process(case: BenchCase, limits: BenchLimits, device: str) -> dict[str, Any] | str:
+    """What a process of its own measured, or in a few words why it could not."""
+    asked = {"case": asdict(case), **asdict(limits), "device": device}
     command = [sys.executable, "-m", "buffet.lab.bench.measuring", json.dumps(asked)]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:
@@ -87,8 +85,7 @@ def in_process(
         if done.returncode == -signal.SIGKILL or any(words in done.stderr for words in NO_MEMORY):
             return f"more than {limits.memory / (1 << 30):.3g} GB"
         return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    # Peers may print; the answer is the last line.
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    return dict(json.loads(done.stdout))
 
 
 def document(rows: Sequence[BenchRow], device: str) -> dict[str, Any]:

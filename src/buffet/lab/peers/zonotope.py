@@ -2,9 +2,8 @@
 
 It is here to be compared with, and shares nothing with our own bounds: values are pushed forward through the
 program as zonotopes (`multinorm`), and at the input of every block all but the largest noise symbols are
-folded into one symbol per entry. Needs nothing installed:
+folded into one symbol per entry. To see a radius:
 
-    buffet bench --peer zonotope
     python -c "
     import buffet; from buffet.lab.peers import zonotope
     model = buffet.load(); x = model.embed('a gripping , moving film')
@@ -14,7 +13,7 @@ folded into one symbol per entry. Needs nothing installed:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,9 +23,7 @@ from torch import Tensor
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Classifier
 from buffet.errors import BuffetError
-from buffet.lab.bench.cases import BenchCase
 from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
-from buffet.lab.peers.plain import PlainNetwork
 from buffet.network import Add, Affine, Apply, Bilinear, Linear, Op, Program, Scores, Softmax
 from buffet.query import clean_answer
 from buffet.regions import LpBall
@@ -173,29 +170,3 @@ def _affine(value: Tensor, weight: Tensor) -> Tensor:
     out = rows.new_zeros(len(rows), len(weight))
     out[reached] = rows[reached] @ weight.mT
     return out.unflatten(0, value.shape[:-1])
-
-
-@dataclass(frozen=True)
-class ZonotopePeer:
-    """Stands beside every method of ours that neither learns nor has a window, on one word."""
-
-    def method_for(self, case: BenchCase) -> str | None:
-        chosen = case.chosen
-        plain = not chosen.optimiser.learns and chosen.window is None and chosen.propagation != "interval"
-        return "zonotope" if plain and case.words == 1 else None
-
-    def prepare(self, case: BenchCase, network: PlainNetwork) -> Callable[[], Tensor]:
-        rows = network.rows.detach().unflatten(0, (-1, network.place.shape[1])).double()
-        walk = _Walk.of(network.program.to(torch.float64), SYMBOLS)
-        ball = LpBall(rows, [network.word], p=2, eps=case.eps)
-
-        def run() -> Tensor:
-            with torch.inference_mode():
-                return walk.run(_start(ball))
-
-        return run
-
-
-def peer() -> ZonotopePeer:
-    """It is always there."""
-    return ZonotopePeer()

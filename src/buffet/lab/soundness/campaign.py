@@ -19,7 +19,7 @@ from buffet.lab.soundness.strict import check_claims, check_radius
 from buffet.methods import METHODS, Method, method_named
 
 LEARNING_STEPS = 4
-"""Any share is sound, so a few steps of an optimiser say as much as a hundred."""
+"""All parameters are sound, so a few steps of an optimiser test as much as a hundred."""
 PLANTED_EVERY = 3
 """One network in three is a planted one."""
 
@@ -31,7 +31,7 @@ COMPOSED: Mapping[str, Method] = {
     "backward, differences": method_named("backward", softmax="differences"),
     "backward, learned margin": method_named("backward", softmax="lse", optimise="final"),
 }
-"""Compositions that no name stands for, so that every part meets the others."""
+"""Compositions without a name, so that every part is combined with the others."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def case_of(seed: int) -> Case:
 
 
 def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> Iterator[Finding]:
-    """What the points say of one method's bounds, what is quick to find out first."""
+    """What the points say about one method's bounds, the quickest checks first."""
     yield check_margins(points, method, name)
     if inside and not method.optimiser.learns:
         yield check_inside(points, method, name)
@@ -153,7 +153,7 @@ EXTREME = Kind(
 def campaign(
     networks: int, points: int, seed: int = 0, methods: Sequence[str] | None = None, kind: Kind = ORDINARY
 ) -> Iterator[CampaignState]:
-    """Run the campaign; yields what it has seen so far after every network.
+    """Run the campaign; yields what it has seen so far, after every network.
 
     What is done with a network depends on its seed alone, so that a campaign can be split and continued. The
     given methods are tried on every network, with all that is known to try; without them, all methods are,

@@ -27,7 +27,7 @@ NORMS = (1, 1.5, 2, 3, math.inf)
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One network with a region around one input. The seed makes the very same case again."""
+    """One network with a region around one input. The same seed always makes the same case."""
 
     seed: int
     name: str
@@ -152,7 +152,7 @@ def random_region(x: Tensor, tokens: int, dice: Dice) -> Region:
 # --- weights no training would give -------------------------------------------------------------------------
 
 Stress = Callable[[str, Tensor], Tensor]
-"""Makes a tensor of a network, which has a name, difficult."""
+"""Changes a tensor, given its name, so that its network is difficult."""
 
 
 def _sparse(dice: Dice) -> Stress:

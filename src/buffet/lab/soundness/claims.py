@@ -36,7 +36,7 @@ ROWS = 6
 
 @dataclass(frozen=True)
 class Violation:
-    """A point that a bound says cannot exist, and all that is needed to see it again."""
+    """A point that a bound says cannot exist, and everything needed to reproduce it."""
 
     seed: int
     case: str
@@ -58,7 +58,7 @@ class Violation:
 
     @property
     def command(self) -> str:
-        """What shows it again."""
+        """The command that reproduces it."""
         which = "--extreme " if self.extreme else ""
         return f"buffet soundness {which}--networks 1 --seed {self.seed} --method '{self.method}'"
 
@@ -90,13 +90,13 @@ def check_margins(points: Points, method: Method, name: str) -> Finding:
 
 
 def check_answer(points: Points, method: Method, name: str) -> Finding:
-    """The margins of an answer, of whatever parts they are put together, hold for every point."""
+    """Hold the margins of a whole answer, of whichever bounds it was made, against the points."""
     bounds = points.case.verify(method).margins
     return compare(points, name, "margin of an answer", bounds, points.margins, 1 + points.margins.abs())
 
 
 def check_verdicts(points: Points, method: Method, name: str) -> Finding:
-    """Nothing may be certified that has a point with another answer, at a given size or by a search."""
+    """Nothing that has a point with another answer may be certified, at a given size or by a search."""
     case = points.case
     certified = torch.tensor([v == "certified" for v in case.verify(method, falsify=True).verdicts])
     least = points.margins.amin(-1, keepdim=True)

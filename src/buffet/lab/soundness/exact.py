@@ -25,7 +25,7 @@ from buffet.regions import Box, LpBall, boxes
 from buffet.relaxations.elementwise import relax
 
 QUICK = ("relu", "square", "reciprocal", "rsqrt")
-"""Functions whose exact values are soon known; the others are made into lines by the same code."""
+"""Functions whose exact values are quick to compute; the others get their lines from the same code."""
 COUNT = 200
 """Random intervals of every function."""
 Judged = Iterator[tuple[str, Span, Span]]
@@ -113,6 +113,6 @@ def check_exactly(name: str) -> Finding:
     for claim, bound, value in EXACT[name]():
         wrong = np.argwhere((value - bound).upper < 0).tolist()
         ends = [(bound.about(tuple(place)), value.about(tuple(place))) for place in wrong]
-        told = (Violation(0, "exact arithmetic", name, claim, 0, *pair, ()) for pair in ends)
-        found += Finding((value - bound).lower.size, True, tuple(told))
+        violations = (Violation(0, "exact arithmetic", name, claim, 0, *pair, ()) for pair in ends)
+        found += Finding((value - bound).lower.size, True, tuple(violations))
     return found

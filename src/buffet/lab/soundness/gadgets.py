@@ -76,7 +76,7 @@ class Draft:
         self.put(f"{layer}.output.dense", second, *last)
 
     def rows(self, count: int, width: int) -> Tensor:
-        """HeadwiseProduct numbers in every row; most sum to 0, which no mean of features disturbs."""
+        """Whole numbers in every row; most sum to 0, which no mean of features disturbs."""
         found = self.digits(count, width)
         if self.dice.chance(0.8):
             found[:, -1] -= found.sum(1)
@@ -180,7 +180,7 @@ def _sharp(draft: Draft, layer: str) -> None:
 
 
 ATTENTION: tuple[Gadget, ...] = (_silent, _silent, _mean, _biased, _sharp)
-"""Silent ones twice: what is not there hides nothing."""
+"""Which gadgets are drawn; silent ones count twice, as what does nothing hides nothing."""
 
 
 def _head(draft: Draft) -> None:
@@ -294,7 +294,7 @@ def _ladder(dice: Dice, turn: int, end: int, units: Tensor, row: Tensor) -> Draw
 
 
 def _units(dice: Dice) -> tuple[Tensor, Tensor]:
-    """HeadwiseProduct numbers for rows, and for what reads them."""
+    """Whole numbers for rows, and for what reads them."""
     width = dice.pick((3, 3, 16))
     units = dice.digits(dice.pick((1, 1, 2)), width)
     return units, dice.digits(1, width) if dice.chance(0.5) else torch.ones(1, width, dtype=torch.float64)

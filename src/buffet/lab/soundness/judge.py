@@ -39,7 +39,7 @@ from buffet.network import (
 BITS = (256, 2400)
 """Bits of what is not exact: few first, and many where these do not decide."""
 VAGUE = 64
-"""Scores that are not known to within this tell nothing of a softmax."""
+"""Scores that are not known to within this say nothing about a softmax."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""An engine broken on purpose, one mistake at a time: a campaign that does not notice is not worth its time.
+"""An engine broken on purpose, one mistake at a time: a campaign that misses mistakes is worth little.
 
 A mutant replaces one attribute of one module, class or table of the engine while a context is open; nothing
 in the engine knows of it. `mutations` has the table of what is broken. A mutant is caught if some case of a
@@ -39,7 +39,7 @@ WITH_CUTS = {"buffet, cuts": method_named("buffet", steps=2, rivals=())}
 """Methods whose trees of cuts are looked at."""
 
 Wrong = Callable[[Any], Any]
-"""From what is right to what is wrong."""
+"""Makes the wrong version of something from the right one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def evidence(name: Name) -> Points:
 
 
 def hunt(mutant: Mutant) -> Caught:
-    """Let a mutant loose on its own cases and then on all, until one shows it."""
+    """Try a mutant on its own cases and then on all, until one reveals it."""
     exact = [name for name in mutant.cases if isinstance(name, str) and name in EXACT]
     first = [evidence(name) for name in mutant.cases if name not in exact]
     others = [evidence(seed) for seed in SEEDS if seed not in mutant.cases and mutant.methods]

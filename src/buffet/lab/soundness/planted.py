@@ -36,7 +36,7 @@ SILENT = {
 
 
 def planted_case(seed: int) -> Case:
-    """A network whose answer is known to change at a distance that is known."""
+    """A network whose answer is known to change at a known distance."""
     dice = Dice(seed)
     silent = dice.pick(tuple(SILENT))
     linear = silent == "linear"

@@ -51,7 +51,7 @@ class Points:
 
 
 def points_of(case: Case, count: int) -> Points:
-    """About `count` sampled points of every task, and some that were looked for."""
+    """About `count` sampled points of every task, and some that were searched for."""
     region, generator = case.region, torch.Generator().manual_seed(case.seed)
     if isinstance(region, CandidateSet) and _choices(region) <= ALL:
         return Points(case, _enumerate(region), exhaustive=True)

@@ -190,7 +190,7 @@ def inverse_root(x: Span, bits: int) -> Span:
 
 
 def trimmed(x: Span, bits: int) -> Span:
-    """The same numbers or intervals around them, rounded outward where they are far longer than need be.
+    """The same numbers or intervals around them, rounded outward where they are far longer than necessary.
 
     An interval needs few digits more than its ends have in common, an entry no more than `bits`.
     """
@@ -230,7 +230,7 @@ def increasing(x: Span, function: Function, bits: int) -> Span:
 
     def end(top: int, rounding: str) -> tuple[int, int]:
         value = function(mp.from_rational(top, x.scale, precision, rounding), precision, rounding)
-        # Where the last bits are not to be relied on, one that is far above them goes outward.
+        # The last bits are not reliable, so the ends are moved outward by far more than those.
         slack = mp.mpf_shift(mp.mpf_abs(value), -bits)
         change = mp.mpf_sub if rounding == "f" else mp.mpf_add
         found: tuple[int, int] = mp.to_rational(change(value, slack, precision, rounding))

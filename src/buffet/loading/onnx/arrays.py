@@ -15,7 +15,7 @@ import numpy as np
 from buffet.loading.onnx.file import Array
 
 MOST = 1 << 26
-"""Entries of an array that is made."""
+"""The most entries of an array that is made."""
 Attributes = Mapping[str, Any]
 Compute = Callable[..., Any]
 
@@ -44,7 +44,7 @@ def _reshape(x: Array, shape: Array | None = None, *, attributes: Attributes) ->
 
 
 def _axes(given: Array | None, attributes: Attributes) -> list[int] | None:
-    """Axes were an attribute once, and are an input since."""
+    """Axes are an attribute in old versions, and an input in newer ones."""
     return _ints(given) if given is not None else attributes.get("axes")
 
 

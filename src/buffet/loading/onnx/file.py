@@ -190,7 +190,7 @@ def _tensor(tensor: Any, path: Path, where: str) -> Array:
         raise BuffetError(f"{where} has the shape {show(shape)}, but {stored} values: truncated or damaged")
     try:
         return numpy_helper.to_array(tensor)
-    except Exception as error:  # of a broken tensor it raises whatever comes to its mind
+    except Exception as error:  # for a broken tensor it raises nearly anything
         raise BuffetError(f"{where} cannot be read: {one_line(error)}") from None
 
 

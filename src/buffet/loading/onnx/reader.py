@@ -22,7 +22,7 @@ from buffet.loading.onnx.writer import Writer
 from buffet.network import Mix, Program, Softmax
 
 ATTEMPTS = 16
-"""How often a layout is found to have to be another one: once for the input, for tokens, for the output."""
+"""How often the layout may be replaced: once each for the input, for tokens and for the output."""
 MOST_BYTES = 4 << 30
 """Of all arrays that are made on the way."""
 ACTIVATIONS = {"Relu": "relu", "Tanh": "tanh"}
@@ -44,7 +44,7 @@ def build(graph: OnnxGraph) -> tuple[Program, Layout]:
                 return program, layout
     except UnsupportedError as problem:
         raise BuffetError(f"{graph.where}: {problem}") from None
-    raise BuffetError(f"{graph.where}: the tokens of its input cannot be told")
+    raise BuffetError(f"{graph.where}: which parts of its input are tokens cannot be determined")
 
 
 class _Reader:

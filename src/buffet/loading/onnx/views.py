@@ -93,7 +93,7 @@ class Layout:
 
 
 class Rearranged(Exception):  # noqa: N818 (a finding, not an error)
-    """The rows of the program have to be others than was thought: start again with this layout."""
+    """The rows of the program have to be different ones: start again with this layout."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
