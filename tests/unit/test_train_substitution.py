@@ -18,7 +18,7 @@ from buffet.loading.directories import MODELS
 from buffet.synonyms import checked_synonyms, read_synonyms
 from buffet.training import TrainProgress, TrainSettings, train
 from buffet.training.corpus import Batch, make_tokenizer
-from buffet.training.network import first_weights, new_config
+from buffet.training.network import SHARED, first_weights, new_config
 from buffet.training.run import start_network
 from buffet.training.state import resume_file
 from buffet.training.substitution import SubstitutionNetwork, with_substitutes
@@ -103,6 +103,19 @@ def test_the_bound_is_the_margin_where_nothing_can_be_exchanged(data: Path) -> N
     given = batch(model, ["the plot is a", "the [UNK]"], [2, 0])
     with torch.no_grad():
         torch.testing.assert_close(model.worst_margins(given), margins(model, given), rtol=1e-4, atol=1e-4)
+
+
+def test_the_bound_knows_what_rows_make_of_vectors(data: Path) -> None:
+    model = network(data, 2, 5, 0.5)
+    generator = torch.Generator().manual_seed(1)
+    model.vectors = torch.randn(model.config.vocab_size, 6, generator=generator)
+    model.tensors[SHARED] = torch.randn(6, model.config.hidden_size, generator=generator)
+    given = batch(model, ["the plot is a", "the [UNK]"], [1, 0])
+    with torch.no_grad():
+        torch.testing.assert_close(model.worst_margins(given), margins(model, given), rtol=1e-4, atol=1e-4)
+    bare = SubstitutionNetwork(model.config, model.stored(), model.tokenizer, model.counts, SYNONYMS)
+    with torch.no_grad():
+        torch.testing.assert_close(bare.worst_margins(given), model.worst_margins(given), rtol=1e-4, atol=1e-4)
 
 
 def test_extreme_scores_are_no_proof(data: Path) -> None:

@@ -160,7 +160,8 @@ class SubstitutionNetwork(Network):
         mask: Bool[Tensor, "sentences tokens"],
         labels: Int[Tensor, " sentences"],
     ) -> Float[Tensor, "sentences others"]:
-        first = self.embeddings.rows(torch.tensor([self.tokenizer.inner.token_to_id("[CLS]")]))[0]
+        start = torch.tensor([self.tokenizer.inner.token_to_id("[CLS]")])
+        first = self.embeddings.placed(self.word_rows(start))[0]
         folded = Folded.of(self.config, self.tensors, first)
         positions = self.embeddings.positions[: places.shape[1]] + self.embeddings.types[0]
         return folded.worst_margins(rows, places, positions, mask, labels)
