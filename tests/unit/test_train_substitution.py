@@ -12,14 +12,12 @@ import torch
 from test_train import tiny, write_data
 
 import buffet
-from buffet.data import read_data
 from buffet.errors import BuffetError
 from buffet.loading.directories import MODELS
 from buffet.synonyms import checked_synonyms, read_synonyms
 from buffet.training import TrainProgress, TrainSettings, train
 from buffet.training.corpus import Batch, make_tokenizer
-from buffet.training.network import SHARED, first_weights, new_config
-from buffet.training.run import start_network
+from buffet.training.network import first_weights, new_config
 from buffet.training.state import resume_file
 from buffet.training.substitution import SubstitutionNetwork, with_substitutes
 
@@ -103,19 +101,6 @@ def test_the_bound_is_the_margin_where_nothing_can_be_exchanged(data: Path) -> N
     given = batch(model, ["the plot is a", "the [UNK]"], [2, 0])
     with torch.no_grad():
         torch.testing.assert_close(model.worst_margins(given), margins(model, given), rtol=1e-4, atol=1e-4)
-
-
-def test_the_bound_knows_what_rows_make_of_vectors(data: Path) -> None:
-    model = network(data, 2, 5, 0.5)
-    generator = torch.Generator().manual_seed(1)
-    model.vectors = torch.randn(model.config.vocab_size, 6, generator=generator)
-    model.tensors[SHARED] = torch.randn(6, model.config.hidden_size, generator=generator)
-    given = batch(model, ["the plot is a", "the [UNK]"], [1, 0])
-    with torch.no_grad():
-        torch.testing.assert_close(model.worst_margins(given), margins(model, given), rtol=1e-4, atol=1e-4)
-    bare = SubstitutionNetwork(model.config, model.stored(), model.tokenizer, model.counts, SYNONYMS)
-    with torch.no_grad():
-        torch.testing.assert_close(bare.worst_margins(given), model.worst_margins(given), rtol=1e-4, atol=1e-4)
 
 
 def test_extreme_scores_are_no_proof(data: Path) -> None:
@@ -208,64 +193,6 @@ def test_what_cannot_be_bounded_is_refused(data: Path, changes: dict[str, object
 def test_augmentation_alone_needs_no_bound(data: Path) -> None:
     summary = train(settings(data, epochs=2, worst_case=0.0))
     assert summary.dev_certified is not None
-
-
-def encoder_of(data: Path) -> Path:
-    return train(tiny(data, out="encoder", epochs=1)).out
-
-
-@pytest.mark.parametrize("changes", [{}, {"preset": "sst-small-1", "synonyms": None, "rare_dropout": 0.0}])
-def test_words_may_begin_from_what_an_encoder_knows_of_them(data: Path, changes: dict[str, object]) -> None:
-    encoder = encoder_of(data)
-    asked = settings(data, epochs=2, words_from=encoder, **changes)
-    network = start_network(asked, read_data(str(data)))
-    assert network.vectors is not None
-    ids = torch.arange(len(network.vectors))
-    stored = network.stored()
-    assert stored.keys() == network.config.shapes().keys()
-    assert torch.equal(stored["bert.embeddings.word_embeddings.weight"], network.word_rows(ids))
-    summary = train(asked)
-    card = (summary.out / "README.md").read_text()
-    assert "vectors of the words by the encoder `encoder`" in card
-    assert "--words-from encoder" in card
-    assert buffet.load(summary.out).config.vocab_size == len(ids)
-
-
-def test_a_run_with_vectors_of_words_goes_on_to_the_same_weights(data: Path) -> None:
-    encoder = encoder_of(data)
-    whole = train(settings(data, epochs=3, words_from=encoder))
-
-    def stop(now: TrainProgress) -> None:
-        if now.epoch == 2:
-            raise StopError
-
-    other = settings(data, "other", epochs=3, words_from=encoder, save_minutes=0.0)
-    with pytest.raises(StopError):
-        train(other, stop)
-    assert train(other).sha256 == whole.sha256
-
-
-def test_vectors_are_smoothed_between_synonyms_only(data: Path) -> None:
-    model = network(data, 2, 0, 0.1)
-    known = model.tokenizer.inner.get_vocab()
-    vectors = torch.randn(len(known), 5, generator=torch.Generator().manual_seed(0))
-    smooth = model.choices.smoothed(vectors)
-    assert torch.equal(smooth[known["plot"]], vectors[known["plot"]])
-    pair = [known["bad"], known["poor"]]
-    assert float((smooth[pair][0] - smooth[pair][1]).norm()) < float(
-        (vectors[pair][0] - vectors[pair][1]).norm()
-    )
-    same = torch.ones(len(known), 5)
-    torch.testing.assert_close(model.choices.smoothed(same), same)
-
-
-def test_vectors_of_words_that_cannot_be_made_are_refused(data: Path) -> None:
-    with pytest.raises(BuffetError, match="--words-from takes the directory of an encoder"):
-        train(settings(data, words_from=data.parent / "none"))
-    with pytest.raises(BuffetError, match="goes with tokenizer word"):
-        settings(data, words_from=data, tokenizer="wordpiece", preset="sst-1", synonyms=None)
-    with pytest.raises(BuffetError, match="the pretrained encoder decides"):
-        TrainSettings.of(data=data, pretrained=data, words_from=data)
 
 
 def test_only_the_first_synonyms(tmp_path: Path) -> None:

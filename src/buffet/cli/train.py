@@ -54,11 +54,8 @@ HELP = {
     "rate": "Peak learning rate.",
     "warmup": "Share of the steps over which the rate rises.",
     "weight_decay": "Weight decay; 2 makes bounds much tighter than the usual 0.1.",
-    "own_decay": "With --words-from: decay of what rows of words have besides; what is rare has little then.",
     "gain": "Size of the first matrices, as a multiple of Glorot's.",
     "clip": "Largest norm of a gradient.",
-    "words_from": "Directory of a pretrained encoder: what it knows of words is where their rows begin, so"
-    " that words alike are learned together.",
     "embedding_scale": "Standard deviation of the first embeddings.",
     "embedding_dropout": "Share of embedding coordinates dropped in training.",
     "head": "A dense layer with tanh between what is pooled and the classifier, or none.",

@@ -44,14 +44,8 @@ class Embeddings:
 
         Added in the order of `transformers`, so that the rows are those it computes, to the last bit.
         """
-        return self.placed(torch.nn.functional.embedding(ids, self.words), types)
-
-    def placed(
-        self, words: Float[Tensor, "*batch tokens width"], types: Int[Tensor, "*batch tokens"] | None = None
-    ) -> Float[Tensor, "*batch tokens width"]:
-        """Rows of words, with their types and positions."""
         kinds = self.types[0] if types is None else self.types[types]
-        return words + kinds + self.positions[: words.shape[-2]]
+        return torch.nn.functional.embedding(ids, self.words) + kinds + self.positions[: ids.shape[-1]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -121,12 +121,6 @@ def _vocabulary(settings: TrainSettings, config: ModelConfig) -> dict[str, str]:
     vocabulary, start = f"{tokens}, made from the training sentences", "random weights"
     if settings.synonyms is not None:
         vocabulary += " and the synonyms"
-    if settings.words_from is not None:
-        digest = sha256_of(settings.words_from / WEIGHTS)
-        start += (
-            f", and vectors of the words by the encoder `{settings.words_from.resolve().name}` (sha256 of its"
-            f" weights `{digest}`)"
-        )
     if settings.pretrained is not None:
         vocabulary = "tokens, those of the pretrained encoder"
         digest = sha256_of(settings.pretrained / WEIGHTS)

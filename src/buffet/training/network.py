@@ -20,11 +20,6 @@ from buffet.network import Program
 from buffet.training.corpus import Batch
 from buffet.training.settings import TrainSettings
 
-WORDS = "bert.embeddings.word_embeddings.weight"
-SHARED = "bert.embeddings.shared"  # only while training: what rows make of vectors of words
-SHARED_SCALE = 0.1
-"""How far rows are spread by it at the start, in every coordinate."""
-
 
 class Trainable:
     """A classifier whose weights can still change."""
@@ -39,10 +34,6 @@ class Trainable:
     def program(self) -> Program:
         """The network, from rows to logits."""
         raise NotImplementedError
-
-    def stored(self) -> Mapping[str, Tensor]:
-        """The tensors of its checkpoint."""
-        return self.tensors
 
     @property
     def pad(self) -> int:
@@ -101,9 +92,7 @@ class Trainable:
 class Network(Trainable):
     """A sentence classifier in training, and the tokenizer its rows belong to; its inputs are token ids.
 
-    `counts` says how often each of them occurs in the training sentences; settings may ask for it. With
-    `vectors` of what words mean, the row of a word is ``own + shared · vector``: what is learned of one word
-    is learned of those like it, and `own` is what the word has of its own.
+    `counts` says how often each of them occurs in the training sentences; settings may ask for it.
     """
 
     def __init__(
@@ -112,10 +101,9 @@ class Network(Trainable):
         tensors: Mapping[str, Tensor],
         tokenizer: Tokenizer,
         counts: Int[Tensor, " vocabulary"] | None = None,
-        vectors: Float[Tensor, "vocabulary components"] | None = None,
     ) -> None:
         super().__init__(config, tensors)
-        self.counts, self.vectors = counts, vectors
+        self.counts = counts
         self.tokenizer = tokenizer
         self.embeddings = Embeddings.of(self.tensors)
         self._program = build_program(config, self.tensors)
@@ -126,25 +114,12 @@ class Network(Trainable):
     def program(self) -> Program:
         return self._program
 
-    def stored(self) -> dict[str, Tensor]:
-        tensors = dict(self.tensors)
-        if self.vectors is not None:
-            with torch.no_grad():
-                tensors[WORDS] = self.word_rows(torch.arange(len(self.vectors)))
-            del tensors[SHARED]
-        return tensors
-
-    def word_rows(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch width"]:
-        """The rows of words, without positions."""
-        own = torch.nn.functional.embedding(ids, self.embeddings.words)
-        return own if self.vectors is None else own + self.vectors[ids] @ self.tensors[SHARED]
-
     def rows(self, batch: Batch) -> Float[Tensor, "sentences tokens width"]:
-        return self.embeddings.placed(self.word_rows(batch.inputs))
+        return self.embeddings.rows(batch.inputs)
 
     def noisy_rows(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Tensor:
         """Some numbers of the rows are replaced by 0."""
-        x = self.embeddings.placed(self.word_rows(batch.inputs))
+        x = self.embeddings.rows(batch.inputs)
         if settings.embedding_dropout:
             keep = 1 - settings.embedding_dropout
             x = x * (torch.rand(x.shape, generator=generator) < keep) / keep
@@ -207,11 +182,8 @@ def new_config(settings: TrainSettings, classes: int, vocab_size: int) -> ModelC
     return validated(ModelConfig, {**words, **architecture(settings, labels_of(classes))}, settings.data)
 
 
-def first_weights(config: ModelConfig, settings: TrainSettings, components: int = 0) -> dict[str, Tensor]:
-    """Random weights: Gaussian embeddings, Glorot-uniform matrices, LayerNorms that do nothing yet.
-
-    With vectors of words, that have so many components, there is what rows make of them, too.
-    """
+def first_weights(config: ModelConfig, settings: TrainSettings) -> dict[str, Tensor]:
+    """Random weights: Gaussian embeddings, Glorot-uniform matrices, LayerNorms that do nothing yet."""
     generator = torch.Generator().manual_seed(settings.seed)
     tensors = {}
     for name, shape in config.shapes().items():
@@ -223,8 +195,4 @@ def first_weights(config: ModelConfig, settings: TrainSettings, components: int 
         else:
             tensor.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
         tensors[name] = tensor
-    if components:
-        tensors[SHARED] = torch.empty(components, config.row_width).normal_(
-            0, SHARED_SCALE, generator=generator
-        )
     return tensors

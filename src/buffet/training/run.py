@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from buffet.data import Splits, read_data
-from buffet.loading.checkpoint import WEIGHTS, check_target, serialise, write_checkpoint
-from buffet.loading.tokenizer import Tokenizer
+from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
 from buffet.synonyms import read_synonyms
 from buffet.system.parallel import threads
 from buffet.training.card import DataFacts, image_facts, model_card, sentence_facts, sha256_of
@@ -22,9 +21,8 @@ from buffet.training.pretrained import read_encoder
 from buffet.training.results import TrainProgress, TrainSummary
 from buffet.training.settings import TrainSettings
 from buffet.training.state import Position, Store
-from buffet.training.substitution import Choices, SubstitutionNetwork, with_substitutes
+from buffet.training.substitution import SubstitutionNetwork, with_substitutes
 from buffet.training.trainer import Trainer
-from buffet.training.word_vectors import components, word_vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +68,7 @@ def train(settings: TrainSettings, progress: Callable[[TrainProgress], None] | N
         **lesson.files,
         "README.md": model_card(settings, network.config, lesson.facts, summary),
     }
-    write_checkpoint(settings.out, texts, network.stored(), overwrite=settings.overwrite)
+    write_checkpoint(settings.out, texts, network.tensors, overwrite=settings.overwrite)
     store.discard()
     return summary
 
@@ -86,10 +84,8 @@ def _sentences(settings: TrainSettings) -> Lesson:
     limit = min(settings.max_tokens, network.config.max_position_embeddings)
     parts = {name: encode(getattr(data, name), network.tokenizer, limit) for name in ("train", "dev", "test")}
     files = {"tokenizer.json": network.tokenizer.inner.to_str(pretty=False) + "\n"}
-    read = [] if settings.synonyms is None else [settings.synonyms]
-    read += [] if settings.words_from is None else [settings.words_from / WEIGHTS]
-    identity = " ".join([data.sha256, *map(sha256_of, read)])
-    return Lesson(network, parts, identity, sentence_facts(settings, data), files)
+    words = "" if settings.synonyms is None else f" {sha256_of(settings.synonyms)}"
+    return Lesson(network, parts, data.sha256 + words, sentence_facts(settings, data), files)
 
 
 def start_network(settings: TrainSettings, data: Splits) -> Network:
@@ -104,24 +100,10 @@ def start_network(settings: TrainSettings, data: Splits) -> Network:
         synonyms = read_synonyms(settings.synonyms, settings.most_synonyms)
     tokenizer = make_tokenizer(sentences, settings, partial(with_substitutes, synonyms=synonyms or {}))
     config = new_config(settings, data.classes, tokenizer.size)
-    vectors = None
-    if settings.words_from is not None:
-        words = words_of(tokenizer)
-        vectors = word_vectors(settings.words_from, words, settings)
-        if synonyms is not None:
-            vectors = Choices.of(tokenizer, synonyms).smoothed(vectors)
-        vectors = components(vectors, words)
-    weights = first_weights(config, settings, 0 if vectors is None else vectors.shape[1])
-    counts = count_tokens(sentences, tokenizer)
+    weights, counts = first_weights(config, settings), count_tokens(sentences, tokenizer)
     if synonyms is None:
-        return Network(config, weights, tokenizer, counts, vectors)
-    return SubstitutionNetwork(config, weights, tokenizer, counts, synonyms, vectors)
-
-
-def words_of(tokenizer: Tokenizer) -> list[str | None]:
-    """Every entry of a vocabulary of words; None for special tokens."""
-    special = {*tokenizer.special_ids, tokenizer.unknown_id}
-    return [None if i in special else tokenizer.inner.id_to_token(i) for i in range(tokenizer.size)]
+        return Network(config, weights, tokenizer, counts)
+    return SubstitutionNetwork(config, weights, tokenizer, counts, synonyms)
 
 
 def _summary(
@@ -141,7 +123,7 @@ def _summary(
         losses=end.losses,
         dev_accuracies=end.accuracies,
         best_epoch=end.best_epoch,
-        parameters=sum(tensor.numel() for tensor in lesson.network.stored().values()),
+        parameters=sum(tensor.numel() for tensor in lesson.network.tensors.values()),
         rows=len(lesson.parts["train"]),
         seconds=end.seconds,
         sha256=_sha256(lesson.network),
@@ -149,4 +131,4 @@ def _summary(
 
 
 def _sha256(network: Trainable) -> str:
-    return hashlib.sha256(serialise(network.stored())).hexdigest()
+    return hashlib.sha256(serialise(network.tensors)).hexdigest()

@@ -19,7 +19,7 @@ Positive = Annotated[float, Field(gt=0, le=1e6)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6)]
 
 # Where things are and what happens to files: the result does not depend on these.
-HOUSEKEEPING = frozenset({"data", "synonyms", "words_from", "out", "overwrite", "restart", "save_minutes"})
+HOUSEKEEPING = frozenset({"data", "synonyms", "out", "overwrite", "restart", "save_minutes"})
 # What certified training for substitutions is able to bound.
 SUBSTITUTION = {
     "layers": 1,
@@ -34,7 +34,7 @@ SUBSTITUTION = {
 }
 # What a pretrained encoder brings with it.
 ARCHITECTURE = frozenset(
-    {"layers", "heads", "width", "inner", "activation", "layer_norm", "norm_position", "words_from"}
+    {"layers", "heads", "width", "inner", "activation", "layer_norm", "norm_position"}
     | {"tokenizer", "vocabulary", "min_count", "embedding_scale", "gain"}
 )
 
@@ -76,7 +76,6 @@ class TrainSettings(BaseModel):
     tokenizer: Literal["word", "wordpiece"] = "word"  # whole words: a moved row is a moved word
     vocabulary: Annotated[int, Field(ge=5, le=1_000_000)] = 10_000  # entries, special tokens included
     min_count: Count = 2  # a word seen once teaches nothing that [UNK] does not
-    words_from: Path | None = None  # directory of an encoder whose vectors of words rows begin from
 
     epochs: Count = 5  # enough for dev accuracy to level off; early stopping may end before
     patience: Count = 3  # epochs without a better dev accuracy before stopping
@@ -84,7 +83,6 @@ class TrainSettings(BaseModel):
     rate: Positive = 5e-4  # peak of the learning rate; half of Adam's usual value was steadier on dev
     warmup: Fraction = 0.05  # of all steps: post-norm blocks want a gentle start
     weight_decay: NonNegative = 2.0  # far above the usual 0.1: weights of no use vanish, bounds get tighter
-    own_decay: NonNegative = 4.0  # with words_from: rows of rare words stay where their vectors put them
     # Of Glorot's first matrices: what training has no use for stays small. LayerNorm without variance never
     # shrinks a row: at 1 rows grow by 1.7 in every block, and a dozen blocks saturate the pooler for good.
     gain: Positive = 0.3
@@ -128,8 +126,6 @@ class TrainSettings(BaseModel):
 
     @model_validator(mode="after")
     def _bounded(self) -> TrainSettings:
-        if self.words_from is not None and self.tokenizer != "word":
-            raise ValueError("vectors of words are for words: --words-from goes with tokenizer word")
         if self.synonyms is None:
             if self.worst_case or self.exchanged or self.closeness or self.most_synonyms:
                 raise ValueError("training for substitutions needs the words: give --synonyms FILE")
@@ -165,7 +161,6 @@ class TrainSettings(BaseModel):
         words += [] if self.data == DIGITS else ["--data", data]
         words += ["--out", self.out.name]
         words += [] if self.synonyms is None else ["--synonyms", self.synonyms.name]
-        words += [] if self.words_from is None else ["--words-from", self.words_from.resolve().name]
         if self.pretrained is not None:
             words += ["--from", self.pretrained.resolve().name]
         usual = {name: field.default for name, field in type(self).model_fields.items()}

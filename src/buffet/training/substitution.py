@@ -20,8 +20,6 @@ from buffet.training.worst_case import Folded
 
 SHARE_BEFORE = 0.02
 """Of the steps, before substitutes begin to move."""
-SMOOTHINGS = 2
-"""How often vectors of words are smoothed: between synonyms they differ by a sixth then."""
 
 
 def with_substitutes(words: Iterable[str], synonyms: Synonyms) -> list[str]:
@@ -67,19 +65,6 @@ class Choices:
             _rectangle(lists), _rectangle([sorted(some) for some in near]), torch.tensor(list(map(len, near)))
         )
 
-    def smoothed(self, vectors: Float[Tensor, "vocabulary width"]) -> Float[Tensor, "vocabulary width"]:
-        """Every word's vector moved halfway to the mean of its neighbours', a few times over.
-
-        What is left of them is what synonyms have in common.
-        """
-        counts = self.counts[:, None]
-        weights = (torch.arange(self.near.shape[1]) < counts) / counts.clamp_min(1)
-        moves = counts > 0
-        for _ in range(SMOOTHINGS):
-            near = sum(weights[:, k, None] * vectors[self.near[:, k]] for k in range(self.near.shape[1]))
-            vectors = torch.where(moves, (vectors + near) / 2, vectors)
-        return vectors
-
     def exchanged(
         self, ids: Int[Tensor, "*batch"], share: float, generator: torch.Generator
     ) -> Int[Tensor, "*batch"]:
@@ -112,9 +97,8 @@ class SubstitutionNetwork(Network):
         tokenizer: Tokenizer,
         counts: Int[Tensor, " vocabulary"],
         synonyms: Synonyms,
-        vectors: Float[Tensor, "vocabulary components"] | None = None,
     ) -> None:
-        super().__init__(config, tensors, tokenizer, counts, vectors)
+        super().__init__(config, tensors, tokenizer, counts)
         self.choices = Choices.of(tokenizer, synonyms)
 
     def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
@@ -137,7 +121,7 @@ class SubstitutionNetwork(Network):
             size = min(1.0, max(0.0, done - SHARE_BEFORE) / settings.ramp)
             share = settings.worst_case * size
             words, places = batch.inputs.unique(return_inverse=True)
-            rows = self.word_rows(self.choices.own[words])
+            rows = self.embeddings.words[self.choices.own[words]]
             total = (1 - share) * total + settings.closeness * _spread(rows)
             keep = 1 - settings.embedding_dropout
             kept = torch.rand(rows[:, :1].shape, generator=generator) < keep
@@ -150,7 +134,7 @@ class SubstitutionNetwork(Network):
     def worst_margins(self, batch: Batch) -> Float[Tensor, "sentences others"]:
         """Lower bounds of the margins of the labels over all substitutions."""
         words, places = batch.inputs.unique(return_inverse=True)
-        rows = self.word_rows(self.choices.own[words])
+        rows = self.embeddings.words[self.choices.own[words]]
         return self._worst(rows, places, batch.mask, batch.labels)
 
     def _worst(
@@ -160,8 +144,7 @@ class SubstitutionNetwork(Network):
         mask: Bool[Tensor, "sentences tokens"],
         labels: Int[Tensor, " sentences"],
     ) -> Float[Tensor, "sentences others"]:
-        start = torch.tensor([self.tokenizer.inner.token_to_id("[CLS]")])
-        first = self.embeddings.placed(self.word_rows(start))[0]
+        first = self.embeddings.rows(torch.tensor([self.tokenizer.inner.token_to_id("[CLS]")]))[0]
         folded = Folded.of(self.config, self.tensors, first)
         positions = self.embeddings.positions[: places.shape[1]] + self.embeddings.types[0]
         return folded.worst_margins(rows, places, positions, mask, labels)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.training.corpus import Batch, Sample, make_batches
-from buffet.training.network import SHARED, WORDS, Trainable
+from buffet.training.network import Trainable
 from buffet.training.results import TrainProgress
 from buffet.training.settings import TrainSettings
 from buffet.training.state import BROKEN, Position, Snapshot, Store
@@ -192,22 +192,16 @@ class Trainer:
 
 
 def _optimiser(network: Trainable, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW; only matrices decay: embeddings set the unit of radii, a LayerNorm at 0 blocks the rest.
-
-    What words have of their own, beside vectors, decays as settings say.
-    """
-
-    def decay(name: str, tensor: Tensor) -> float:
-        if name == WORDS and SHARED in network.tensors:
-            return settings.own_decay
-        return settings.weight_decay if tensor.ndim == 2 and not name.startswith("bert.embeddings") else 0.0
-
-    decays = {name: decay(name, tensor) for name, tensor in network.tensors.items()}
+    """AdamW; only matrices decay: embeddings set the unit of radii, a LayerNorm at 0 blocks the rest."""
+    decays = {
+        name: tensor.ndim == 2 and not name.startswith("bert.embeddings")
+        for name, tensor in network.tensors.items()
+    }
     groups = [
         {
-            "params": [tensor for name, tensor in network.tensors.items() if decays[name] == one],
-            "weight_decay": one,
+            "params": [tensor for name, tensor in network.tensors.items() if decays[name] == decay],
+            "weight_decay": settings.weight_decay if decay else 0.0,
         }
-        for one in dict.fromkeys(decays.values())
+        for decay in (True, False)
     ]
     return torch.optim.AdamW(groups, lr=settings.rate, fused=True)
