@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
@@ -19,6 +20,10 @@ from buffet.errors import BuffetError, one_line
 
 MOST_IDS = 10_000_000
 SILENCE = threading.RLock()
+# Steps of tokenizers that read a text piece by piece, as spaces separate it.
+KEEPS_SPACES = frozenset({"BertNormalizer", "NFC", "NFD", "Lowercase", "StripAccents"})
+SPLIT_AT_SPACES = frozenset({"WhitespaceSplit", "Whitespace", "BertPreTokenizer"})
+ONLY_ADDS = frozenset({"TemplateProcessing", "BertProcessing"})
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 # Splits the words people type into the words of a treebank ("It's slow." -> it 's slow .) and leaves text
@@ -126,10 +131,42 @@ class Tokenizer:
             raise BuffetError(f"no word of the text is in the model's vocabulary: {one_line(text, 60)!r}")
         return encoding
 
+    @cached_property
+    def by_pieces(self) -> bool:
+        """Whether a text is certain to be read piece by piece, as spaces separate it: what is between two
+        spaces becomes the same tokens in every text."""
+        said = json.loads(self.inner.to_str())
+        first = (_parts(said["pre_tokenizer"], "pretokenizers") or [{"type": None}])[0]
+        added = (token["content"] for token in said["added_tokens"])
+        return (
+            all(map(_keeps_spaces, _parts(said["normalizer"], "normalizers")))
+            and first["type"] in SPLIT_AT_SPACES
+            and all(step["type"] in ONLY_ADDS for step in _parts(said["post_processor"], "processors"))
+            and not any(" " in text for text in added)
+            and not any(token["lstrip"] or token["rstrip"] for token in said["added_tokens"])
+        )
+
     @property
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _parts(step: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """The steps of a sequence, or the only one."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [one for part in step[name] for one in _parts(part, name)]
+
+
+def _keeps_spaces(normalizer: Mapping[str, Any]) -> bool:
+    """Whether it turns every space-separated piece into pieces that do not depend on the others."""
+    if normalizer["type"] == "Replace":
+        replaced = normalizer["pattern"].get("String", " ")
+        return bool(replaced) and " " not in replaced + normalizer["content"]
+    return normalizer["type"] in KEEPS_SPACES
 
 
 def _spans(raw: tokenizers.Encoding) -> tuple[Span | None, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from buffet.errors import BuffetError, one_line
 from buffet.loading import Encoding, Model
@@ -94,14 +95,46 @@ class Reading:
             found[span.text] = text[: span.start] + changes[span] + text[span.end :]
         return tuple(found)
 
+    def _piece(self, word: Word) -> tuple[tuple[int, int], range] | None:
+        """What is between the spaces around a word: from where to where, and the rows of its tokens.
+
+        None if these rows are not certain.
+        """
+        text, spans = self.texts[word.span.text], self.encoding.spans
+        start, end = text.rfind(" ", 0, word.span.start) + 1, text.find(" ", word.span.end)
+        end = len(text) if end < 0 else end
+        rows = [
+            row
+            for row, span in enumerate(spans)
+            if span is not None and span.text == word.span.text and span.start < end and span.end > start
+        ]
+        tokenizer = self.model.tokenizer
+        assert tokenizer is not None
+        if not rows or not set(word.rows) <= set(rows):
+            return None
+        alone = tokenizer.inner.encode(text[start:end], add_special_tokens=False).ids
+        at = range(rows[0], rows[-1] + 1)
+        return ((start, end), at) if tuple(alone) == self.encoding.ids[at.start : at.stop] else None
+
     def tokens_of(self, word: Word, texts: Sequence[str]) -> list[Ids | None]:
         """What each of these texts becomes in the place of a word; None if its neighbours change too."""
         tokenizer = self.model.tokenizer
         assert tokenizer is not None
-        sentences = [self.exchanged({word.span: text}) for text in texts]
-        inputs = [pair if len(pair) > 1 else pair[0] for pair in sentences]
-        raws = guarded(lambda: tokenizer.inner.encode_batch(inputs), "the tokenizer cannot take a substitute")
-        before, after = self.encoding.ids[: word.rows[0]], self.encoding.ids[word.rows[-1] + 1 :]
+        piece = self._piece(word) if tokenizer.by_pieces else None
+        rows = range(len(self.encoding.ids)) if piece is None else piece[1]
+        every = self.encoding.ids[rows.start : rows.stop]
+        before, after = every[: word.rows[0] - rows.start], every[word.rows[-1] + 1 - rows.start :]
+        inputs: list[Any]
+        if piece is None:
+            sentences = [self.exchanged({word.span: text}) for text in texts]
+            inputs = [pair if len(pair) > 1 else pair[0] for pair in sentences]
+        else:
+            whole, (start, end) = self.texts[word.span.text], piece[0]
+            inputs = [whole[start : word.span.start] + text + whole[word.span.end : end] for text in texts]
+        raws = guarded(
+            lambda: tokenizer.inner.encode_batch(inputs, add_special_tokens=piece is None),
+            "the tokenizer cannot take a substitute",
+        )
         found: list[Ids | None] = []
         for raw in raws:
             ids = tuple(raw.ids)

@@ -290,7 +290,8 @@ def substitutions(
     if isinstance(synonyms, str | Path):
         table = read_synonyms(synonyms, most)
     elif synonyms is not None:
-        table = checked_synonyms(synonyms, "synonyms", most)
+        mentioned = {word.text.lower() for word in words}
+        table = checked_synonyms(synonyms, "synonyms", most, mentioned)
     offered = offers(words, table, swap and checked_synonyms(swap, "swap"), typos, seed)
     left_out: list[LeftOut] = []
     found: list[Word] = []
@@ -300,7 +301,8 @@ def substitutions(
         left_out += left
     moving = [word for word in found if word.substitutes]
     if not moving:
-        why = f"; left out: {one_line(', '.join(out.text for out in left_out), 100)}" if left_out else ""
+        reasons = ", ".join(f"{out.text} ({out.reason})" for out in left_out)
+        why = f"; left out: {one_line(reasons, 200)}" if left_out else ""
         raise NoSubstitutesError(
             f"no word of the text has a substitute{why}: give --synonyms, --swap or --typos that have"
         )
