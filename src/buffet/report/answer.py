@@ -95,6 +95,9 @@ class Versions(Frozen):
     torch: str
     python: str
 
+    def __str__(self) -> str:
+        return f"buffet {self.buffet}, torch {self.torch}, Python {self.python}"
+
     @classmethod
     def current(cls) -> Versions:
         return cls(buffet=version("buffet"), torch=version("torch"), python=platform.python_version())

@@ -128,10 +128,7 @@ def _state(row: SentenceRow) -> str:
 def _setup(found: Evaluation) -> list[tuple[str, str]]:
     """What one needs to know to get the same numbers again."""
     first = found.sentences[0]
-    versions = dict.fromkeys(
-        f"buffet {v.buffet}, torch {v.torch}, Python {v.python}"
-        for v in (r.versions for r in found.sentences)
-    )
+    versions = dict.fromkeys(str(row.versions) for row in found.sentences)
     question = found.question
     levels = ", ".join(listed([question.level_text(level) for level in question.levels]))
     sample = f"{len(found.sentences):,} of {found.total:,} sentences" if found.sampled else "all of it"

@@ -171,13 +171,7 @@ def _setup(rows: Sequence[Row]) -> list[tuple[str, str]]:
         ("threads per task", dict.fromkeys(row.threads for row in rows)),
         ("attacks", [attacks]),
         ("finished", [" to ".join(dict.fromkeys([finished[0], finished[-1]]))]),
-        (
-            "versions",
-            dict.fromkeys(
-                f"buffet {v.buffet}, torch {v.torch}, Python {v.python}"
-                for v in dict.fromkeys(row.versions for row in rows)
-            ),
-        ),
+        ("versions", dict.fromkeys(row.versions for row in rows)),
     ]
     return [(name, "; ".join(map(str, values))) for name, values in facts]
 
