@@ -190,6 +190,20 @@ def test_what_cannot_be_bounded_is_refused(data: Path, changes: dict[str, object
         settings(data, **changes)
 
 
+def test_shares_of_classes_are_no_reason_to_prefer_one(data: Path) -> None:
+    shares = torch.tensor([0.7, 0.1, 0.2])
+    model, other = network(data, 3, 1, 0.3), network(data, 3, 1, 0.3)
+    model.shift = shares.log()
+    with torch.no_grad():
+        other.tensors["classifier.bias"].add_(shares.log())
+    asked = settings(data)
+    given = batch(model, ["the film is good", "bad picture", "plot"], [0, 1, 2])
+    with torch.no_grad():
+        loss, wanted = (m.loss(given, asked, torch.Generator().manual_seed(3), 1.0) for m in (model, other))
+        torch.testing.assert_close(loss, wanted)
+        torch.testing.assert_close(model.worst_margins(given), network(data, 3, 1, 0.3).worst_margins(given))
+
+
 def test_augmentation_alone_needs_no_bound(data: Path) -> None:
     summary = train(settings(data, epochs=2, worst_case=0.0))
     assert summary.dev_certified is not None

@@ -25,6 +25,7 @@ class Trainable:
     """A classifier whose weights can still change."""
 
     measure = "dev accuracy"  # what `score` is called
+    shift: Tensor | float = 0.0  # added to the logits in training only
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
         self.config = config
@@ -74,7 +75,7 @@ class Trainable:
         x = self.noisy_rows(batch, settings, generator)
         if settings.adversarial:
             x = x + self.worst_move(x.detach(), batch, settings.adversarial)
-        return cross_entropy(self.program.evaluate(x, batch.mask), batch.labels)
+        return cross_entropy(self.program.evaluate(x, batch.mask) + self.shift, batch.labels)
 
     @torch.no_grad()
     def accuracy(self, batches: Sequence[Batch]) -> float:

@@ -73,13 +73,14 @@ VARIANTS: Mapping[str, Part] = {
             "gain": 1.0,
             "embedding_scale": 0.02,
             "embedding_dropout": 0.2,
-            "word_dropout": 0.1,
+            "word_dropout": 0.2,
             "patience": 100,  # what is certified grows to the end, as the bound's share does
-            "epochs": 10,
+            "epochs": 8,
             "rare_dropout": 40,
-            "worst_case": 0.9,
+            "worst_case": 0.98,
+            "ramp": 0.25,
             "exchanged": 0.15,
-            "closeness": 0.05,
+            "closeness": 0.1,
         },
     ),
 }

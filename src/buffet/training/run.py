@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
+
 from buffet.data import Splits, read_data
 from buffet.loading.checkpoint import check_target, serialise, write_checkpoint
 from buffet.synonyms import read_synonyms
@@ -103,7 +105,9 @@ def start_network(settings: TrainSettings, data: Splits) -> Network:
     weights, counts = first_weights(config, settings), count_tokens(sentences, tokenizer)
     if synonyms is None:
         return Network(config, weights, tokenizer, counts)
-    return SubstitutionNetwork(config, weights, tokenizer, counts, synonyms)
+    labels = torch.tensor([example.label for example in data.train])
+    shares = torch.bincount(labels, minlength=data.classes).clamp_min(1) / len(labels)
+    return SubstitutionNetwork(config, weights, tokenizer, counts, synonyms, shares)
 
 
 def _summary(

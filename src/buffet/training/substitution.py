@@ -84,6 +84,9 @@ def _rectangle(lists: Sequence[Sequence[int]]) -> Int[Tensor, "rows most"]:
 class SubstitutionNetwork(Network):
     """A sentence classifier of one layer, trained to keep its answer whatever words are exchanged.
 
+    `shares` are those of the classes among the training sentences. Their logarithms are added to the logits
+    in training, so that the network itself has no reason to prefer the class that is more frequent there.
+
     Its score is the share of sentences that are answered right whatever is exchanged, by the bound of its
     loss: it is at most what `buffet` can prove.
     """
@@ -97,8 +100,10 @@ class SubstitutionNetwork(Network):
         tokenizer: Tokenizer,
         counts: Int[Tensor, " vocabulary"],
         synonyms: Synonyms,
+        shares: Float[Tensor, " classes"] | None = None,
     ) -> None:
         super().__init__(config, tensors, tokenizer, counts)
+        self.shift = torch.zeros(config.num_labels) if shares is None else shares.log()
         self.choices = Choices.of(tokenizer, synonyms)
 
     def thinned(self, batch: Batch, settings: TrainSettings, generator: torch.Generator) -> Batch:
@@ -126,7 +131,7 @@ class SubstitutionNetwork(Network):
             keep = 1 - settings.embedding_dropout
             kept = torch.rand(rows[:, :1].shape, generator=generator) < keep
             rows = torch.lerp(rows[:, :1], rows, size) * kept / keep
-            margins = self._worst(rows, places, batch.mask, batch.labels)
+            margins = self._worst(rows, places, batch.mask, batch.labels) + self._ahead(batch.labels)
             # The cross-entropy of logits of which the label's is 0 and the others' are the worst.
             total = total + share * cross_entropy(pad(-margins, (1, 0)), torch.zeros_like(batch.labels))
         return total
@@ -148,6 +153,12 @@ class SubstitutionNetwork(Network):
         folded = Folded.of(self.config, self.tensors, first)
         positions = self.embeddings.positions[: places.shape[1]] + self.embeddings.types[0]
         return folded.worst_margins(rows, places, positions, mask, labels)
+
+    def _ahead(self, labels: Int[Tensor, " sentences"]) -> Float[Tensor, "sentences others"]:
+        """By how much the shift of the labels is larger than that of the other classes."""
+        classes = len(self.shift)
+        others = torch.arange(classes - 1) + (torch.arange(classes - 1) >= labels[:, None])
+        return self.shift[labels][:, None] - self.shift[others]
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> float:
