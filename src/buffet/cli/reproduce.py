@@ -63,10 +63,10 @@ def reproduce(
 ) -> None:
     """Train the models, certify the tasks, and draw every figure and table of the paper's evaluation.
 
-    Into DIR go **models**, **rows.ndjson** (for **buffet summary**), **margins**, then **figures** (SVG,
-    PNG, CSV), **tables** (Markdown, LaTeX, CSV), **index.md**, which shows them all with what is needed
-    to repeat them, **claims.md**, which holds the paper's claims against them, and **rows-SCALE.ndjson**,
-    from which all of these are drawn and which names no sentence.
+    Into DIR go **models**, **rows.ndjson** (for **buffet summary**), **margins**, then **figures**,
+    **index.md**, which shows them and all tables with what is needed to repeat them, **claims.md**, which
+    holds the paper's claims against them, and **rows-SCALE.ndjson**, from which all of these are drawn and
+    which names no sentence.
 
     The scale **small** trains five models of width 128; it is meant for an hour on 2 cores. The scale
     **paper** trains the 10 models of the paper and asks 140 tasks of each: days on one machine.

@@ -23,10 +23,10 @@ from buffet.experiments.config import Running
 from buffet.experiments.plan import SweepPlan, WorkUnit, make_plan, model_digest
 from buffet.experiments.sweep import carry_out
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
-from buffet.lab.drawing import check_drawing
 from buffet.lab.reproduce import scales
 from buffet.lab.reproduce.claims import claims_page
-from buffet.lab.reproduce.figures import Figure, figures
+from buffet.lab.reproduce.drawing import check_drawing
+from buffet.lab.reproduce.figures import figures
 from buffet.lab.reproduce.index import index_page
 from buffet.lab.reproduce.jobs import Accuracy, AccuracyJob, Curve, CurveJob, TrainJob
 from buffet.lab.reproduce.records import DataRecord, ModelRecord, Records, Run, margin_record, task_records
@@ -143,26 +143,20 @@ def reproduce(
 
 
 def draw(records: Records, out: Path) -> Path:
-    """Write the figures with their data, the tables, and the pages that tie them together."""
+    """Write the figures, the page that shows them with all tables, and that of the paper's claims."""
     results = Results(records)
-    for name, content in pages(results, figures(results)).items():
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+    (out / "figures").mkdir(exist_ok=True)
+    for figure in figures(results):
+        write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg())
+    for name, content in pages(results).items():
+        write_atomically(out / name, content)
     return out / "index.md"
 
 
-def pages(results: Results, drawn: Sequence[Figure]) -> dict[str, str | bytes]:
-    """All files about some results by their paths; figures may have pictures or only their data."""
-    made = tables(results)
-    things = (("figures", drawn), ("tables", made))
-    files = {
-        f"{folder}/{thing.name}.{suffix}": content
-        for folder, several in things
-        for thing in several
-        for suffix, content in thing.files.items()
-    }
-    return {**files, "index.md": index_page(results, drawn, made), "claims.md": claims_page(results)}
+def pages(results: Results) -> dict[str, str]:
+    """The pages about some results, by the names of their files."""
+    index = index_page(results, figures(results), tables(results))
+    return {"index.md": index, "claims.md": claims_page(results)}
 
 
 def _models(place: Workspace, scale: Scale, accuracies: Mapping[str, Accuracy]) -> tuple[ModelRecord, ...]:
