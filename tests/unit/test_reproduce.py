@@ -161,7 +161,7 @@ def test_what_is_there_can_be_drawn(page: Path, place: Workspace, tmp_path: Path
     part = Workspace(place.data, tmp_path / "out", models=place.out / "models")
     lines = place.rows.read_bytes().splitlines(keepends=True)
     part.rows.write_bytes(b"".join(lines[:4]))
-    drawn = reproduce(part, TINY, command="buffet reproduce", draw_only=True)
+    drawn = reproduce(part, TINY, command="buffet reproduce", hours=0)
     assert "scatter-sst.svg" in drawn.read_text()
     assert "yelp-small-1 0 (of 1)" in drawn.read_text()
 
@@ -205,11 +205,19 @@ def test_nothing_is_begun_when_the_time_is_up(place: Workspace, page: Path, tmp_
     torn, fleet = copied(place, tmp_path), Inline()
     torn.rows.unlink()
     shutil.rmtree(torn.model(TINY.subjects[1]))
-    told = reproduce(torn, TINY, fleet, command="", trained_only=True, hours=1e-9).read_text()
+    told = reproduce(torn, TINY, fleet, command="", trained_only=True, hours=0).read_text()
     assert fleet.jobs == 0
     assert "not trained yet: yelp-small-1" in told
     reproduce(torn, TINY, fleet, command="", trained_only=True, hours=1.0)
     assert {row.model for row in read_rows(torn.rows)} == {"sst-small-1"}
+
+
+def test_without_time_a_page_says_that_nothing_is_there(place: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    fleet = Inline()
+    told = reproduce(Workspace(place.data, tmp_path / "out"), TINY, fleet, command="", hours=0).read_text()
+    assert fleet.jobs == 0
+    assert "0 radii of 0 tasks" in told
 
 
 RESULTS = [path.parent for path in (Path(__file__).parents[2] / "docs" / "results").rglob("rows-*.ndjson")]
@@ -255,8 +263,7 @@ def test_what_users_can_do_wrong(
     assert "no such directory" in refused("--data", str(tmp_path / "nowhere"))
     assert "--workers" in refused("--workers", "0")
     assert "--models" in refused("--models", str(tmp_path / "nowhere"))
-    assert "nothing to draw" in refused("--draw-only")
-    assert "--hours" in refused("--hours", "0")
+    assert "--hours" in refused("--hours", "-1")
     assert (
         "no such file" in refused("--draw-from", str(tmp_path / "nowhere"), "--data", str(place.data)).lower()
     )
