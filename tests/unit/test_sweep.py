@@ -17,7 +17,7 @@ from buffet import LpBall, load, radius
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.errors import BuffetError
 from buffet.experiments import Row, SweepConfig, SweepProgress, read_rows, summarise, sweep
-from buffet.experiments.summary import markdown
+from buffet.experiments.summary import cells
 from buffet.experiments.workers import Failed, LocalFleet, LocalWorker, News, Ready, ThisProcess
 from command_line import Run
 from tiny_checkpoint import write_model, write_sentences
@@ -332,10 +332,9 @@ def test_methods_are_compared_task_by_task() -> None:
     assert line.seconds_ratio == 2.0
     assert ours["2", "baseline"].mean_ratio == 1.0
     assert ours["inf", "baseline"].tasks == 1
-    table = markdown(summarise(rows)).splitlines()
-    assert len(table) == 5
-    assert table[-1].startswith("| m | L∞ | baseline | 1 | 0 | 1.000 |")
-    assert len({line.count("|") for line in table}) == 1
+    table = [cells(line) for line in summarise(rows)]
+    assert len(table) == 3
+    assert table[-1][:6] == ("m", "L∞", "baseline", "1", "0", "1.000")
 
 
 def test_what_cannot_be_compared_is_named() -> None:
@@ -345,4 +344,4 @@ def test_what_cannot_be_compared_is_named() -> None:
         summarise([])
     (line,) = summarise([row("a", certified=0.0)])
     assert (line.mean_ratio, line.mean_bracket, line.seconds_ratio) == (None, None, 1.0)
-    assert "–" in markdown([line])
+    assert "–" in cells(line)

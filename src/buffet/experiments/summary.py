@@ -152,9 +152,3 @@ def cells(line: MethodSummary) -> tuple[str, ...]:
         f"{line.seconds:.1f}",
         "–" if line.seconds_ratio is None else f"{line.seconds_ratio:.2f}",
     )
-
-
-def markdown(lines: Sequence[MethodSummary]) -> str:
-    """The lines as a table of Markdown."""
-    rule = ["---"] * 3 + ["---:"] * (len(HEADER) - 3)
-    return "".join(f"| {' | '.join(row)} |\n" for row in (HEADER, rule, *map(cells, lines)))
