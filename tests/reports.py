@@ -172,7 +172,7 @@ GAINS = {"baseline": 1.0, "lse": 1.3, "o-buffet": 1.1, "interval": 0.001}
 
 
 def sweep_rows(sentences: int = 4, words: int = 4, hostile: bool = True) -> list[Row]:
-    """A sweep of two models, norms 2 and inf and four methods, with a failure and a few verdicts."""
+    """A sweep of two models, norms 2 and inf and four methods, with a failure."""
     texts = [f"film number {n} is a moving and honest one"[: 24 + n % 15] for n in range(sentences)]
     if hostile:
         texts[0] = HOSTILE
@@ -188,13 +188,7 @@ def sweep_rows(sentences: int = 4, words: int = 4, hostile: bool = True) -> list
     rows[-1] = rows[-1].model_copy(
         update={"status": "timeout", "reason": "took longer than 5 s <b>", "certified": None}
     )
-    verdicts = ("certified", "unknown", "falsified")
-    about = {"what": "verify", "model": "small", "model_digest": "small", "sentence": texts[0]}
-    about["sentence_tokens"] = rows[0].sentence_tokens
-    return rows + [
-        row(f"v{n}", **about, words=(n + 1,), eps=0.1, verdict=verdict, norm="2")
-        for n, verdict in enumerate(verdicts)
-    ]
+    return rows
 
 
 def _radius(draw: random.Random, model: str, text: str, norm: str, method: str, word: int, key: str) -> Row:

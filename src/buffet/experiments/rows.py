@@ -39,12 +39,10 @@ class Row(StoredRow):
     norm: Annotated[str, AfterValidator(_norm)]
     method: str
     parts: dict[str, str | int | float | None]
-    what: Literal["radius", "verify"]
-    eps: float | None  # verified at
-    certified: float | None  # proven up to here (with verify: eps or 0)
+    what: Literal["radius"] = "radius"  # rows of earlier versions may be about other things
+    certified: float | None  # proven up to here
     attacked: float | None  # a move of this size was seen to change the answer
-    verdict: Literal["certified", "falsified", "unknown"] | None
-    margin: float | None  # proven at `certified`; with verify: at eps
+    margin: float | None  # proven at `certified`
     evaluations: int | None
     seconds: float | None  # of the batch: of the processor, or of the wall where a device computes
     task_seconds: float | None  # this task's share of it
