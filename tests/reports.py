@@ -12,7 +12,9 @@ from buffet.evaluation import Evaluation, Exchanges, SentenceRow
 from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.experiments.rows import Row
 from buffet.report import CertifyReport, ModelInfo, Picture, QueryInfo, TaskResult, Token, Versions, together
-from buffet.report.words import FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.report.words import FewerWords, Offer, WordResult, WordsReport
+from buffet.words.answer import Flip
+from buffet.words.reading import LeftOut
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
 """A sentence that a careless page would run."""
@@ -120,7 +122,7 @@ def swaps(**changes: object) -> WordsReport:
             WordResult(word="<script>alert(1)</script>", rows=(2, 3), substitutes=offers),
             WordResult(word="film", rows=(4,), substitutes=offers[:1] * 9),
         ),
-        "ignored": (Ignored(word="film", text="films", reason="the same tokens as 'dull'"),),
+        "ignored": (LeftOut(word="film", text="films", reason="the same tokens as 'dull'"),),
         "sentences": 1234,
         "shapes": 1,
         "verdict": "certified",
@@ -150,7 +152,7 @@ FLIPPED = swaps(
             seconds=1.0,
         ),
     ),
-    flip=FlippedSentence(
+    flip=Flip(
         sentence="a <script>alert(1)</script> dull", changes=(("film", "dull"),), answer=0, margin=-1.5
     ),
 )

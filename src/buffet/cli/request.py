@@ -28,7 +28,6 @@ from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
     ModelInfo,
-    NearWord,
     Picture,
     QueryInfo,
     TaskResult,
@@ -120,12 +119,7 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
     return CertifyReport(
         text=request.text,
         tokens=_tokens(encoding),
-        model=ModelInfo(
-            name=model.name,
-            labels=model.labels,
-            layers=model.config.num_hidden_layers,
-            width=model.config.hidden_size,
-        ),
+        model=ModelInfo.of(model),
         query=_query(request, label),
         answer=int(logits.argmax()),
         logits=tuple(logits.tolist()),
@@ -147,7 +141,7 @@ def _with_neighbours(model: Model, encoding: Encoding, task: TaskResult, norm: f
     """A task with the words of the vocabulary nearest to what moves in it."""
     most = NEAREST if len(task.words) == 1 else 1
     found, held = nearest_words(model, encoding, task.words, norm, task.certified, most)
-    return task.model_copy(update={"nearest": tuple(NearWord(**vars(w)) for w in found), "held": held})
+    return task.model_copy(update={"nearest": found, "held": held})
 
 
 def _tokens(encoding: Encoding) -> tuple[Token, ...]:
