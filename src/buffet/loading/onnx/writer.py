@@ -308,7 +308,7 @@ class Writer(Builder):
         whole = (tokens == tokens[:, :1]).all() and (features // keys == features[:, :1] // keys).all()
         if width % keys or not whole or not is_all(features % keys, keys):
             raise UnsupportedError("it is no softmax of attention, over all keys of a head")
-        check_mask(self._nodes, view.node, width // keys)
+        check_mask(self._nodes, self.sizes, view.node, width // keys)
         return View(self.add(Softmax(width // keys), view.node), view.places)
 
     # --- tokens that are not read from the input ------------------------------------------------------------
