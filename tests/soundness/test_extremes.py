@@ -22,13 +22,13 @@ from buffet.lab.soundness.cases import Case, random_case
 from buffet.lab.soundness.exact_points import below, contained, exact_points
 from buffet.lab.soundness.extremes import THEMES, extreme_case
 from buffet.lab.soundness.judge import BITS, FUNCTIONS, Judge
-from buffet.lab.soundness.mutants import Patch, result
 from buffet.lab.soundness.spans import Span, span_of
 from buffet.loading import ModelConfig
 from buffet.propagation import clean_run as clean_run
 from buffet.propagation import walk as propagation
 from buffet.propagation.rounding import Errors
 from buffet.regions import Box, CandidateSet, LpBall
+from engine_mutants.hunting import Patch, result
 from extreme_certificates import ExtremeTally, Situation, extreme, hold, situation
 
 HARD = [0.0, 1.0, -1.0, 0.3, -0.75, 5.0, -30.0, 2.0**-600, -(2.0**-1074), 700.0, -700.0, 2.0**61, -(2.0**61)]

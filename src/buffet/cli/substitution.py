@@ -20,7 +20,7 @@ from buffet.errors import BuffetError, one_line
 from buffet.loading import ImageModel, load_checkpoint
 from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
-from buffet.report.words import SHOWN, FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.report.words import SHOWN, FewerWords, Offer, WordResult, WordsReport
 from buffet.words import Answer, Substitutions, substitutions
 
 
@@ -87,19 +87,14 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
     return WordsReport(
         text=request.text,
         pair=request.pair,
-        model=ModelInfo(
-            name=model.name,
-            labels=model.labels,
-            layers=model.config.num_hidden_layers,
-            width=model.config.hidden_size,
-        ),
+        model=ModelInfo.of(model),
         method=request.method,
         at_most=found.at_most,
         label=done.label,
         answer=int(logits.argmax()),
         clean_margin=done.clean_margin,
         words=tuple(_words(found)),
-        ignored=tuple(Ignored(**vars(one)) for one in found.left_out),
+        ignored=found.left_out,
         **_facts(done),
         fewer=tuple(FewerWords(at_most=one.at_most, **_facts(one)) for one in fewer),
         command=request.command,
@@ -114,7 +109,7 @@ def _facts(done: Answer) -> dict[str, Any]:
         "shapes": done.shapes,
         "verdict": done.verdict,
         "margin": done.margin,
-        "flip": None if done.flip is None else FlippedSentence(**vars(done.flip)),
+        "flip": done.flip,
         "unknown": done.unknown,
         "seconds": done.seconds,
     }

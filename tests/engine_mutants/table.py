@@ -19,8 +19,6 @@ from buffet.branching.entries import Entries
 from buffet.branching.leaf_bounds import LeafBounds
 from buffet.branching.leaves import Leaves
 from buffet.branching.stems import Ground, Trunk
-from buffet.lab.soundness.mutants import Mutant, Name, Wrong, around, entry, result
-from buffet.lab.soundness.staged import ABSORBING, CANCELLING, CELLS, DECIDED
 from buffet.network import Affine, Center, Mean, Normalise, Softmax
 from buffet.network.functions import FUNCTIONS, Function
 from buffet.optimisation.adam import Adam
@@ -34,6 +32,8 @@ from buffet.relaxations import table as choices
 from buffet.relaxations.enclosures import LinesEnclosure, SoftmaxEnclosure, SumEnclosure, _Signed
 from buffet.relaxations.table import Relaxer
 from buffet.search.branching import Leaf, Tree
+from engine_mutants.hunting import Mutant, Name, Wrong, around, entry, result
+from engine_mutants.staged import ABSORBING, CANCELLING, CELLS, DECIDED
 
 VERIFY = import_module("buffet.verification.verify")  # the package has a function of this name
 
