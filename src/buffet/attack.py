@@ -21,7 +21,7 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Program
-from buffet.properties import Property
+from buffet.properties import Property, margin_of
 from buffet.regions import Region
 from buffet.system.parallel import threads
 
@@ -96,8 +96,7 @@ class _Target:
         if label is None:
             assert isinstance(self.goal, Property)
             return self.goal.margin(self.goal.values(logits)).to(logits.dtype)
-        others = torch.cat([logits[..., :label], logits[..., label + 1 :]], -1)
-        return logits[..., label] - others.amax(-1)
+        return margin_of(logits, label)
 
     def gradient(self, region: Region, delta: Tensor) -> tuple[Tensor, Tensor]:
         """The margin and its gradient; entries that overflow are 0."""

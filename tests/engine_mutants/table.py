@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("last candidate", "forgotten", CandidateSet, "minimise", LESS_THAN_ALL, LINES, 282),
     _m("budget", "one word too few", CandidateSet, "minimise", LESS_BUDGET, LINES, 282),
     # Learning and verdicts
-    _m("shares", "not kept in [0, 1]", Relaxer, "__call__", TOO_FAR, ("lse", "baseline"), 311),
+    _m("parameters", "not kept in [0, 1]", Relaxer, "__call__", TOO_FAR, ("lse", "baseline"), 311),
     _m("projection", "steps that leave [0, 1]", Adam, "descend", around(_beyond), LEARNED, 311),
     _m("NaN", "counts as a proof", VERIFY, "proven",
        around(lambda right, margins: ~(margins <= 0).any(-1)), LINES, 43),

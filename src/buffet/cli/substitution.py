@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from buffet.cli.answer import VERDICT_STYLES
 from buffet.cli.options import parse_label
 from buffet.cli.request import Request
+from buffet.cli.terminal import console_of, plain_table
 from buffet.engine import Engine
 from buffet.errors import BuffetError, one_line
 from buffet.loading import ImageModel, load_checkpoint
@@ -126,10 +125,8 @@ def _words(found: Substitutions) -> Iterator[WordResult]:
 
 def print_words(report: WordsReport, html: Path | None) -> None:
     """The answer for people: every word with its substitutes, what is proven or which sentence flips."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    console = console_of(120)
+    table = plain_table()
     table.add_column("#", justify="right", style="dim")
     table.add_column("word", overflow="fold")
     table.add_column("may be exchanged for", overflow="fold")

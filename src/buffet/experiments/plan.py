@@ -22,6 +22,7 @@ from buffet.loading import Model, load_checkpoint
 from buffet.loading.checkpoint import WEIGHTS
 from buffet.loading.directories import MODELS, available
 from buffet.methods import Method
+from buffet.properties import margin_of
 
 MOST_TASKS = 100_000
 """The most tasks of one sentence; "all" combinations of words beyond it were surely not intended."""
@@ -198,8 +199,8 @@ def _fitting(
             if given:
                 raise BuffetError(f"sentences: {sentence[:60]!r}: {error}") from None
             continue
-        logits = model.program64.evaluate(model.embed(sentence).double()).tolist()
-        label = max(range(len(logits)), key=logits.__getitem__)
+        logits = model.program64.evaluate(model.embed(sentence).double())
+        label = int(logits.argmax())
         if gold is not None and config.sentences.correct and label != gold:
             continue
         yield Setting(
@@ -209,7 +210,7 @@ def _fitting(
             gold=gold,
             label=label,
             label_name=model.labels[label],
-            clean_margin=logits[label] - max(x for i, x in enumerate(logits) if i != label),
+            clean_margin=float(margin_of(logits, label)),
             words=words,
             norm=config.norms[0],
             seed=config.seed,

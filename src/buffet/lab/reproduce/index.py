@@ -40,8 +40,8 @@ def _introduction(results: Results) -> list[str]:
     failed = sum(answer.certified is None for answer in answers)
     norm = f"L{run.norm}".replace("inf", "∞")
     told = [
-        f"Scale *{run.scale}*: {run.summary}. A task is one word of a test sentence the model answers "
-        f"rightly, drawn at random; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
+        f"Scale *{run.scale}*: {run.summary}. A task is one word, drawn at random, of a correctly "
+        f"classified test sentence; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
         f"{len(results.records.tasks):,} tasks were found, {failed} failed. Certified numbers are proven; "
         "ratios are rounded down. [What the paper claims, and what came out](claims.md).",
         progress(results),

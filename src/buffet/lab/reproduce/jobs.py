@@ -27,7 +27,7 @@ class _Answer(BaseModel):
 
 
 class Accuracy(_Answer):
-    """The shares of dev and test sentences a model answers rightly, and its size."""
+    """The shares of dev and test sentences that a model classifies correctly, and its size."""
 
     dev: float
     test: float

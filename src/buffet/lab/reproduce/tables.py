@@ -68,7 +68,7 @@ def _data(results: Results) -> Table:
 def _accuracy(results: Results) -> Table:
     return Table(
         name="accuracy",
-        caption="The models: their size, the share of dev and test sentences they answer rightly and the "
+        caption="The models: their size, the share of dev and test sentences they classify correctly and the "
         f"paper's range of the latter, the minutes their training took and their digest. {paper.YELP}",
         header=("model", "layers", "width", "parameters", "dev", "test", "paper", "minutes", "digest"),
         rows=tuple(
