@@ -107,18 +107,9 @@ def _normed(nodes: Sequence[Node], node: Node) -> int | None:
     while len(chain) < 3:
         chain.append(nodes[chain[-1].inputs[0]])
     root, variance, square = chain
-    plain = (
-        isinstance(root.op, Apply)
-        and root.op.function == "rsqrt"
-        and isinstance(variance.op, Affine)
-        and isinstance(square.op, Apply)
-        and square.op.function == "square"
-        and square.inputs == (centre,)
-    )
-    if not plain or not isinstance(variance.op, Affine):
-        return None
-    weight = variance.op.weight
-    exact = weight.shape[0] == 1 and bool(
-        (weight == 1 / weight.shape[1]).all() and (variance.op.bias > 0).all()
-    )
-    return weight.shape[1] if exact else None
+    match root.op, variance.op, square.op:
+        case Apply("rsqrt"), Affine(weight=weight, bias=bias), Apply("square") if square.inputs == (centre,):
+            width = weight.shape[1]
+            mean = len(weight) == 1 and bool((weight == 1 / width).all() and (bias > 0).all())
+            return width if mean else None
+    return None
