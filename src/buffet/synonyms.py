@@ -17,7 +17,7 @@ def read_synonyms(path: str | Path, most: int | None = None) -> dict[str, list[s
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BuffetError(f"{path}: not a JSON file: {one_line(error)}") from None
     return checked_synonyms(content, str(path), most)
 

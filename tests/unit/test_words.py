@@ -171,6 +171,7 @@ def test_files_of_synonyms(tmp_path: Path) -> None:
     for content, complaint in (
         ("[1]", "one object"),
         ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
         ('{"a": [1]}', "a list of words"),
     ):
         path.write_text(content)
