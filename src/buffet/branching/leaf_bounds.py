@@ -115,7 +115,7 @@ class LeafBounds:
         negative, part = mine.signbit(), place.part
         whole = []
         for lines, base in ((slope, slopes), (intercept, intercepts)):
-            full = base.expand_as(reached).clone()
+            full = base.expand_as(reached).clone(memory_format=torch.contiguous_format)
             full[0].view(-1, full.shape[-1])[place.where] = torch.where(
                 negative, lines[1, part], lines[0, part]
             )
