@@ -41,5 +41,4 @@ def test_a_card_is_read_as_it_is_written(measured: ModuleType) -> None:
     found = measured.card(models / "sst2-small")
     assert 80 < found["dev"] < 90
     assert 80 < found["test"] < 90
-    assert found["minutes"] > 0
     assert measured.card(models / "sst2-substitutions")["recipe"].startswith("sst-narrow-1-substitutions")
