@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from buffet.errors import BuffetError
+from buffet.errors import BuffetError, one_line
 from buffet.system.files import read_text
 from buffet.vnncomp.listing import Row
 
@@ -47,7 +47,11 @@ def read_peer(path: Path) -> Peer:
 
     That is the column ``result``, or else the first other one, whose name is taken for the verifier's.
     """
-    table = [[cell.strip() for cell in cells] for cells in csv.reader(io.StringIO(read_text(path))) if cells]
+    try:
+        lines = list(csv.reader(io.StringIO(read_text(path))))
+    except csv.Error as error:
+        raise BuffetError(f"{path}: not a table: {one_line(error)}") from None
+    table = [[cell.strip() for cell in cells] for cells in lines if cells]
     header = table[0] if table else []
     others = [name for name in header if name not in ("onnx", "vnnlib", "timeout", "seconds", "reason")]
     if "vnnlib" not in header or not others:
