@@ -25,8 +25,8 @@ REFERENCE = "baseline"
 NORMS = {"1": "L1", "2": "L2", "inf": "L∞"}
 INTRODUCTION = """# Methods compared
 
-Certified radii of one word each of test sentences of SST-2 (6 to 12 words, drawn at random, answered
-rightly), on models of width 128 that `buffet train` makes; `-usual` are trained with the usual weight
+Certified radii of one word each of test sentences of SST-2 (6 to 12 words, drawn at random, correctly
+classified), on models of width 128 that `buffet train` makes; `-usual` are trained with the usual weight
 decay, the others with a strong one. For every norm: the mean radius, as a multiple of `baseline`'s on
 the same tasks, in brackets the worst; and the mean share of the attacked radius, above which the answer
 is known to change. Time is the CPU time of all searches in a norm against `baseline`'s (least and

@@ -43,7 +43,8 @@ LAYERS: dict[str, set[str]] = {
     "training": {"network", "loading", "data", "synonyms", "system"},
     "evaluation": {
         *("attack", "compositions", "data", "experiments", "loading", "methods", "printing", "query"),
-        *("regions", "report", "search", "synonyms", "system", "verdicts", "verification", "words"),
+        *("properties", "regions", "report", "search", "synonyms", "system", "verdicts", "verification"),
+        "words",
     },
     "system": set(),
     "printing": set(),

@@ -48,25 +48,6 @@ def test_sums_stay_within_what_is_allowed_for_them() -> None:
     assert ((found - exact).abs() <= typical(512) * torch.finfo(torch.float32).eps * exact).all()
 
 
-@pytest.mark.parametrize("lost", [{"_all_digits": False}, {"amx": True}])
-def test_where_digits_may_be_lost_products_are_not_left_to_others(
-    lost: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(precision, "_all_digits", lambda: lost.get("_all_digits", True))
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: lost.get("amx", False))
-    precision._quick.cache_clear()
-    with full_precision():
-        assert torch.backends.mkldnn.matmul.fp32_precision == precision.WHOLE
-    precision._quick.cache_clear()
-
-
-def test_digits_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with full_precision():
-        assert precision._all_digits()
-    monkeypatch.setattr(torch, "eye", lambda size: torch.full((size, size), 1e-3).fill_diagonal_(1.0))
-    assert not precision._all_digits()
-
-
 def _answers() -> list[float]:
     model = buffet.load()
     text = "a gripping , moving film"

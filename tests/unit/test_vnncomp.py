@@ -1,4 +1,4 @@
-"""Instances of the competition: answers, counterexamples, lists of instances and other verifiers' answers."""
+"""Instances of the competition: answers, counterexamples, lists of instances."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ import torch
 from buffet.errors import BuffetError
 from buffet.loading.onnx.model import read_onnx, run_onnx
 from buffet.vnncomp import instance
-from buffet.vnncomp.comparison import compare, read_peer
 from buffet.vnncomp.instance import answer, representable
-from buffet.vnncomp.listing import COLUMNS, Instance, Row, read_instances, read_results, run_list
+from buffet.vnncomp.listing import COLUMNS, Instance, read_instances, read_results, run_list
 from command_line import one_line, runner
 from onnx_networks import Controller, export, shaken
 
@@ -180,21 +179,6 @@ def test_other_files_are_not_overwritten(text, tmp_path):
     assert path.read_text() == text
 
 
-def test_answers_are_held_against_another_verifier(tmp_path):
-    given = {"a": "unsat", "b": "unsat", "c": "timeout", "d": "sat", "e": "unsat"}
-    rows = [
-        Row(Instance("dir/n.onnx", f"dir/{name}.vnnlib.gz", 1.0), said, 1.0) for name, said in given.items()
-    ]
-    path = tmp_path / "peer.csv"
-    said = {"a": "holds", "b": "timeout", "c": "unsat", "d": "unsat"}
-    path.write_text("vnnlib,Other 2023,seconds\n" + "".join(f"{a}.vnnlib,{b},1\n" for a, b in said.items()))
-    found = compare(rows, read_peer(path))
-    assert (found.peer, found.common, found.both) == ("Other 2023", 4, 1)
-    assert (found.only_ours, found.only_theirs, found.contradictions) == (("b",), ("c",), ("d",))
-    path.write_text("onnx,vnnlib,result\nother.onnx,a.vnnlib,unsat\n")
-    assert compare(rows, read_peer(path)).common == 0
-
-
 # --- the command --------------------------------------------------------------------------------------------
 
 
@@ -212,16 +196,12 @@ def test_the_command_prints_what_the_competition_wants(run, network, tmp_path):
 
 
 def test_the_command_runs_a_list(run, listed, tmp_path):
-    peers = tmp_path / "peers.csv"
-    peers.write_text("vnnlib,result\nsafe.vnnlib,timeout\npacked.vnnlib,unsat\n")
-    options = ("--workers", 1, "--threads", 1, "--method", "baseline", "--peers", peers)
+    options = ("--workers", 1, "--threads", 1, "--method", "baseline")
     found = run("vnncomp", listed, "-o", tmp_path / "r.csv", *options)
     assert found.code == 1
     assert "4 instances" in found.out
-    assert "decided here only: 1 (safe)" in found.out
     told = json.loads(run("vnncomp", listed, "-o", tmp_path / "r.csv", *options, "--json").out)
     assert told["counts"] == {"unsat": 2, "sat": 1, "error": 1}
-    assert told["peer"]["only_theirs"] == []
 
 
 def test_complaints_are_one_line(run, network, tmp_path):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
@@ -17,6 +16,7 @@ from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.loading import Model
 from buffet.methods import Method
 from buffet.printing import norm_name
+from buffet.properties import margin_of
 from buffet.regions import LpBall
 from buffet.search.policy import POLICY
 from buffet.verdicts import Verdict
@@ -294,8 +294,7 @@ def _within(whole: Substitutions, at_most: float) -> Substitutions:
 def answered(model: Model, x: Tensor, label: int) -> tuple[int, float]:
     """The class of the largest logit, and the margin of a class, in float64."""
     logits = model.program64.evaluate(x.double())
-    others = torch.cat([logits[:label], logits[label + 1 :]])
-    return int(logits.argmax()), float(logits[label] - others.max())
+    return int(logits.argmax()), float(margin_of(logits, label))
 
 
 def settled(

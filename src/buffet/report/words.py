@@ -8,6 +8,8 @@ from typing import Literal
 from buffet.printing import plural, round_down, round_up
 from buffet.report.answer import Frozen, ModelInfo, Versions
 from buffet.verdicts import Verdict
+from buffet.words.answer import Flip
+from buffet.words.reading import LeftOut
 
 SHOWN = 8
 """Words that are named in a line; all of them are in the JSON."""
@@ -30,23 +32,6 @@ class WordResult(Frozen):
     substitutes: tuple[Offer, ...]
 
 
-class Ignored(Frozen):
-    """A substitute that adds no sentence, and why."""
-
-    word: str
-    text: str
-    reason: str
-
-
-class FlippedSentence(Frozen):
-    """A sentence to which the model gives another answer."""
-
-    sentence: str
-    changes: tuple[tuple[str, str], ...]
-    answer: int
-    margin: float
-
-
 class FewerWords(Frozen):
     """The answer if fewer words are exchanged at once; the fields are those of the whole answer."""
 
@@ -55,7 +40,7 @@ class FewerWords(Frozen):
     shapes: int
     verdict: Verdict
     margin: float | None
-    flip: FlippedSentence | None
+    flip: Flip | None
     unknown: int
     seconds: float
 
@@ -73,12 +58,12 @@ class WordsReport(Frozen):
     answer: int  # the class the model gives the text
     clean_margin: float
     words: tuple[WordResult, ...]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[LeftOut, ...]
     sentences: int  # different ones for the model, the text itself included
     shapes: int  # numbers and places of tokens that they have
     verdict: Verdict
     margin: float | None  # no sentence has a smaller one; None: no such bound is known
-    flip: FlippedSentence | None
+    flip: Flip | None
     unknown: int  # sentences that are neither proven nor known to flip
     seconds: float
     fewer: tuple[FewerWords, ...] = ()  # the same for fewer words at once, where asked for

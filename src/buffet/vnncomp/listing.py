@@ -2,7 +2,7 @@
 
 The list has rows of ``onnx,vnnlib,timeout``, paths counted from its directory, as the benchmarks of the
 competition have them. Results have a header (`COLUMNS`) and a row per instance as it was finished; rows that
-are there already are kept, so that an interrupted run goes on where it was.
+are there already are kept, so that an interrupted run resumes.
 """
 
 from __future__ import annotations

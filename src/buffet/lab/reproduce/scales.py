@@ -38,7 +38,7 @@ EPOCHS: Mapping[str, int] = {"sst": 2, "yelp": 1}
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the number of tasks it gets: one word each of as many test sentences it answers rightly."""
+    """A model and the number of its tasks: one word each of as many correctly classified test sentences."""
 
     preset: str  # of `buffet train`
     tasks: int  # asked to all methods of `COMPARED`
