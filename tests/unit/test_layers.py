@@ -39,7 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "attack": {"network", "properties", "regions", "system"},
     "properties": {"network", "printing"},
     "loading": {"network", "printing", "properties", "regions", "system"},
-    "synonyms": set(),
+    "synonyms": {"system"},
     "training": {"network", "loading", "data", "printing", "synonyms", "system"},
     "evaluation": {
         *("attack", "compositions", "data", "experiments", "loading", "methods", "printing", "query"),

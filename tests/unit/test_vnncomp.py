@@ -163,7 +163,9 @@ def test_lists_that_are_none(text, complaint, tmp_path):
         read_instances(path)
 
 
-@pytest.mark.parametrize("text", ["", "onnx,vnnlib\n", ",".join(COLUMNS) + "\na,b,1,maybe,1,\n"])
+@pytest.mark.parametrize(
+    "text", ["", "onnx,vnnlib\n", ",".join(COLUMNS) + "\na,b,1,maybe,1,\n", "a" * 200_000 + "\n"]
+)
 def test_other_files_are_not_overwritten(text, tmp_path):
     path = tmp_path / "results.csv"
     path.write_text(text)

@@ -90,7 +90,10 @@ def read_results(path: Path) -> list[Row]:
     """The rows of a file of results; an unfinished last line, left by an interruption, is not one."""
     text = read_text(path)
     whole, _, _ = text.rpartition("\n")
-    table = list(csv.reader(io.StringIO(whole)))
+    try:
+        table = list(csv.reader(io.StringIO(whole)))
+    except csv.Error as error:
+        raise BuffetError(f"{path}: not a file of results: {one_line(error)}") from None
     if not table or tuple(table[0]) != COLUMNS:
         raise BuffetError(f"{path}: not a file of results: it has to begin with {','.join(COLUMNS)}")
     rows = []
