@@ -40,7 +40,7 @@ LAYERS: dict[str, set[str]] = {
     "properties": {"network", "printing"},
     "loading": {"network", "printing", "properties", "regions", "system"},
     "synonyms": {"system"},
-    "training": {"network", "loading", "data", "synonyms", "system"},
+    "training": {"network", "loading", "data", "printing", "synonyms", "system"},
     "evaluation": {
         *("attack", "compositions", "data", "experiments", "loading", "methods", "printing", "query"),
         *("properties", "regions", "report", "search", "synonyms", "system", "verdicts", "verification"),

@@ -19,7 +19,7 @@ from buffet.loading.onnx.model import read_onnx, run_onnx
 from buffet.vnncomp import instance
 from buffet.vnncomp.instance import answer, representable
 from buffet.vnncomp.listing import COLUMNS, Instance, read_instances, read_results, run_list
-from command_line import one_line, runner
+from command_line import one_line
 from onnx_networks import Controller, export, shaken
 
 
@@ -28,11 +28,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 inputs, 2 outputs between −1 and 1."""
     path = tmp_path_factory.mktemp("network") / "controller.onnx"
     return export(shaken(Controller()), torch.zeros(1, 4, 3), path)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def spec(path: Path, unsafe: str, half: float = 0.01, boxes: tuple[float, ...] = (0.0,)) -> Path:
@@ -256,9 +251,6 @@ def test_the_scripts_write_what_the_competition_reads(network, tool, tmp_path):
     assert results.read_text().startswith("sat\n((X_0 ")
     assert script("run_instance.sh", tool, "v1", "some", network, tmp_path / "gone", results, 60) == 0
     assert results.read_text() == "error\n"
-
-
-SCRIPTS = Path(__file__).parents[2] / "vnncomp"
 
 
 @pytest.mark.parametrize("name", ["install_tool.sh", "prepare_instance.sh", "run_instance.sh"])

@@ -91,7 +91,8 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
     encoding = model.encode(*request.texts)
     tasks = parse_words(request.words, encoding, special=request.special)
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
-    useful = cores() if request.chosen.cells > 1 else min(cores(), len(tasks))
+    cut = request.chosen.cells > 1 or request.budget is not None
+    useful = cores() if cut else min(cores(), len(tasks))
     torch.set_num_threads(request.threads or (useful if apart else 1))
     x = model.embed(*request.texts)
     logits = model.program64.evaluate(x.double())
@@ -255,7 +256,9 @@ def _radii(
         )
         for task in found.records()
     ]
-    return _Part(tasks, found.evaluations, found.seconds, found.attack_seconds)
+    if found.interrupted:
+        typer.echo("note: interrupted", err=True)
+    return _Part(tasks, found.evaluations, found.seconds, found.attack_seconds, interrupted=found.interrupted)
 
 
 def _verdicts(
