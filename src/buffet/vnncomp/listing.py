@@ -166,8 +166,8 @@ def _check_unchanged(answered: Sequence[Instance], directory: Path, out: Path) -
         path = directory / name
         if path.exists() and path.stat().st_mtime_ns > out.stat().st_mtime_ns:
             raise BuffetError(
-                f"{out}: {path} was written after it, so its answers may be about another file; remove it, or"
-                " give another --out"
+                f"{out}: {path} was written after it, so its answers may be about another file; remove the"
+                " rows about it, or give another --out"
             )
 
 
