@@ -146,6 +146,18 @@ def test_a_list_is_answered_and_continued(listed, workers, tmp_path):
     assert out.read_text().startswith("".join(lines[:3]))
 
 
+def test_answers_about_a_file_that_was_written_since_are_not_reused(listed, tmp_path):
+    instances, out = read_instances(listed)[:1], tmp_path / "results.csv"
+    how = {"method": "baseline", "workers": 1, "threads": 1}
+    run_list(instances, listed.parent, out, **how)
+    before, name = out.read_text(), instances[0].vnnlib
+    spec(tmp_path / name, above(-100.0))
+    os.utime(tmp_path / name, (out.stat().st_mtime + 1,) * 2)
+    with pytest.raises(BuffetError, match=f"{name} was written after it"):
+        run_list(instances, listed.parent, out, **how)
+    assert out.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -257,6 +257,7 @@ def test_certify_with_a_file_and_typos(run: Run, tiny: Path, tmp_path: Path) -> 
         (("--swap", "good"), "gripping=dull,boring"),
         (("--swap", "story=film"), "no word 'story'"),
         (("--swap", "good=great", "--eps", "1"), "--eps"),
+        (("--swap", "good=great", "--norm", "inf"), "--norm"),
         (("--swap", "good=great", "--at-most", "0"), "at_most is 0"),
         (("--at-most", "1"), "--at-most"),
         (("--most-synonyms", "1"), "is about --synonyms"),

@@ -124,6 +124,7 @@ def run_list(
     One worker is this process, so that an instance has all its cores; several are processes of their own.
     """
     known = {row.instance: row for row in read_results(out)} if out.exists() else {}
+    _check_unchanged([i for i in instances if i in known], directory, out)
     _open(out, list(known.values()))
     missing = [instance for instance in instances if instance not in known]
     counts = Counter(known[i].result for i in instances if i in known)
@@ -157,6 +158,17 @@ def run_list(
             limit=longest + GRACE,
         )
     return [known[instance] for instance in instances]
+
+
+def _check_unchanged(answered: Sequence[Instance], directory: Path, out: Path) -> None:
+    """Refuse to go on with answers about files that were written after them."""
+    for name in dict.fromkeys(name for i in answered for name in (i.onnx, i.vnnlib)):
+        path = directory / name
+        if path.exists() and path.stat().st_mtime_ns > out.stat().st_mtime_ns:
+            raise BuffetError(
+                f"{out}: {path} was written after it, so its answers may be about another file; remove the"
+                " rows about it, or give another --out"
+            )
 
 
 def proof_files(instances: Sequence[Instance], directory: Path | None) -> dict[Instance, Path]:
