@@ -54,7 +54,7 @@ bench: install
 soundness: install
 	@$(BIN)/buffet soundness
 	@$(BIN)/buffet soundness --extreme
-	@$(BIN)/buffet soundness --mutants
+	@cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m engine_mutants
 
 fuzz: install
 	@cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m fuzz --inputs 100000

@@ -14,7 +14,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from torch import Tensor
 
 from buffet.bounds.intervals import Box
-from buffet.lab.drawing import FAINT, INK, SETTINGS
+from buffet.lab.reproduce.drawing import FAINT, INK, SETTINGS
 from buffet.network import Rescale, Softmax
 from buffet.network.functions import FUNCTIONS
 from buffet.relaxations.elementwise import relax

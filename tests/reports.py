@@ -12,7 +12,9 @@ from buffet.evaluation import Evaluation, Exchanges, SentenceRow
 from buffet.evaluation.rows import Counterexample, LevelAnswer
 from buffet.experiments.rows import Row
 from buffet.report import CertifyReport, ModelInfo, Picture, QueryInfo, TaskResult, Token, Versions, together
-from buffet.report.words import FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.report.words import FewerWords, Offer, WordResult, WordsReport
+from buffet.words.answer import Flip
+from buffet.words.reading import LeftOut
 
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"film\" & 'co' \u2028 {{ 7 * 7 }}"
 """A sentence that a careless page would run."""
@@ -120,7 +122,7 @@ def swaps(**changes: object) -> WordsReport:
             WordResult(word="<script>alert(1)</script>", rows=(2, 3), substitutes=offers),
             WordResult(word="film", rows=(4,), substitutes=offers[:1] * 9),
         ),
-        "ignored": (Ignored(word="film", text="films", reason="the same tokens as 'dull'"),),
+        "ignored": (LeftOut(word="film", text="films", reason="the same tokens as 'dull'"),),
         "sentences": 1234,
         "shapes": 1,
         "verdict": "certified",
@@ -150,7 +152,7 @@ FLIPPED = swaps(
             seconds=1.0,
         ),
     ),
-    flip=FlippedSentence(
+    flip=Flip(
         sentence="a <script>alert(1)</script> dull", changes=(("film", "dull"),), answer=0, margin=-1.5
     ),
 )
@@ -172,7 +174,7 @@ GAINS = {"baseline": 1.0, "lse": 1.3, "o-buffet": 1.1, "interval": 0.001}
 
 
 def sweep_rows(sentences: int = 4, words: int = 4, hostile: bool = True) -> list[Row]:
-    """A sweep of two models, norms 2 and inf and four methods, with a failure and a few verdicts."""
+    """A sweep of two models, norms 2 and inf and four methods, with a failure."""
     texts = [f"film number {n} is a moving and honest one"[: 24 + n % 15] for n in range(sentences)]
     if hostile:
         texts[0] = HOSTILE
@@ -188,13 +190,7 @@ def sweep_rows(sentences: int = 4, words: int = 4, hostile: bool = True) -> list
     rows[-1] = rows[-1].model_copy(
         update={"status": "timeout", "reason": "took longer than 5 s <b>", "certified": None}
     )
-    verdicts = ("certified", "unknown", "falsified")
-    about = {"what": "verify", "model": "small", "model_digest": "small", "sentence": texts[0]}
-    about["sentence_tokens"] = rows[0].sentence_tokens
-    return rows + [
-        row(f"v{n}", **about, words=(n + 1,), eps=0.1, verdict=verdict, norm="2")
-        for n, verdict in enumerate(verdicts)
-    ]
+    return rows
 
 
 def _radius(draw: random.Random, model: str, text: str, norm: str, method: str, word: int, key: str) -> Row:
@@ -246,7 +242,13 @@ def _evaluated(number: int, levels: tuple[float, ...]) -> SentenceRow:
     values: dict[str, Any] = dict.fromkeys(SentenceRow.model_fields)
     values |= {"key": str(number), "status": "ok", "model": "m", "model_digest": "0", "sentence": text}
     values |= {"gold": 1, "answer": int(kind != 4), "clean_margin": -1.0 if kind == 4 else 1.0 + number / 10}
-    values |= {"kind": "at_most", "asked": "words", "levels": answers if kind < 4 else (), "method": "buffet"}
+    values |= {
+        "kind": "at_most",
+        "asked": "words",
+        "levels": answers if kind < 4 else (),
+        "method": "buffet",
+        "left_out": 0,
+    }
     values |= {"counterexample": flip if kind in (1, 2) else None, "parts": {}, "seed": 0, "seconds": 0.2}
     values |= {"finished": "2026-01-01T00:00:00+00:00", "versions": VERSIONS}
     if kind == 5:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from buffet.errors import BuffetError
 from buffet.network import Program
-from buffet.properties import Property
+from buffet.properties import Property, margin_of
 from buffet.regions import Region
 from buffet.system.parallel import threads
 
@@ -96,8 +96,7 @@ class _Target:
         if label is None:
             assert isinstance(self.goal, Property)
             return self.goal.margin(self.goal.values(logits)).to(logits.dtype)
-        others = torch.cat([logits[..., :label], logits[..., label + 1 :]], -1)
-        return logits[..., label] - others.amax(-1)
+        return margin_of(logits, label)
 
     def gradient(self, region: Region, delta: Tensor) -> tuple[Tensor, Tensor]:
         """The margin and its gradient; entries that overflow are 0."""
@@ -155,18 +154,15 @@ def nearest_attack(
     region: Region,
     goal: Property | int,
     settings: AttackSettings = DEFAULT,
-    upper: float | None = None,
     *,
-    mask: Bool[Tensor, "tokens"] | None = None,
     deadline: float | None = None,
 ) -> Attack:
     """For every task the smallest counterexample found; where there is none, the unmoved input (no success).
 
-    The size of `region`, if any, is ignored; nothing larger than `upper` is accepted.
+    The size of `region`, if any, is ignored.
     """
-    target = _Target.of(program, goal, mask, deadline)
+    target = _Target.of(program, goal, None, deadline)
     generator = torch.Generator().manual_seed(settings.seed)
-    limit = math.inf if upper is None else float(upper)
     still = _still(region)
     if bool(target.flipped(region, still)[0].all()):
         return _judged(target, region, still)
@@ -177,15 +173,14 @@ def nearest_attack(
             found.append(_still(part))
             continue
         with split:
-            delta = _nearest(target, part, settings, limit, generator)
+            delta = _nearest(target, part, settings, generator)
             lost = _lost(delta)
             if bool(lost.any()):
-                delta[lost] = _widen(target, part.select(lost), settings, limit, generator)
+                delta[lost] = _widen(target, part.select(lost), settings, generator)
             delta = _tighten(target, part, delta)
             found.append(_polish(target, part, settings, delta, generator))
     delta = torch.cat(found)
-    kept = region.size_of(delta) <= limit
-    return _judged(target, region, torch.where(kept[:, None, None], delta, 0.0))
+    return _judged(target, region, torch.where(_lost(delta)[:, None, None], 0.0, delta))
 
 
 def attacked_radius(
@@ -193,9 +188,7 @@ def attacked_radius(
     region: Region,
     goal: Property | int,
     settings: AttackSettings = DEFAULT,
-    upper: float | None = None,
     *,
-    mask: Bool[Tensor, "tokens"] | None = None,
     deadline: float | None = None,
 ) -> Float[Tensor, "tasks"]:
     """For every task the size of the smallest counterexample found, rounded up (inf: none found).
@@ -203,7 +196,7 @@ def attacked_radius(
     The number is ``max_d ‖δ_d‖_p`` of a δ that was seen to flip the answer (see `nearest_attack`), so the
     ball of that size is certainly not robust. It is 0 if the clean input does already.
     """
-    found = nearest_attack(program, region, goal, settings, upper, mask=mask, deadline=deadline)
+    found = nearest_attack(program, region, goal, settings, deadline=deadline)
     size = region.size_of(found.deltas) * (1 + 16 * torch.finfo(torch.float64).eps)
     return torch.where(found.success, size, math.inf)
 
@@ -262,9 +255,7 @@ def _margins(target: _Target, region: Region, delta: Tensor) -> Tensor:
         return torch.cat([target.margin(region, part) for part in delta.split(size)])
 
 
-def _nearest(
-    target: _Target, region: Region, settings: AttackSettings, limit: float, generator: torch.Generator
-) -> Tensor:
+def _nearest(target: _Target, region: Region, settings: AttackSettings, generator: torch.Generator) -> Tensor:
     """Approach the nearest point of the decision boundary; float64 δ per task, NaN where none flipped.
 
     At δ with margin m and gradient g the linearised margin vanishes in the ball of size
@@ -275,7 +266,7 @@ def _nearest(
     many = region.select(torch.arange(tasks).repeat(restarts))
     margin, slope = target.gradient(region, _still(region).float())
     guess = (margin.double().clamp(min=0) / region.growth(slope)).nan_to_num(0.0, 1.0)
-    guess = guess.clamp(max=min(limit, LARGEST))
+    guess = guess.clamp(max=LARGEST)
     delta = region.with_eps(guess).sample(restarts, generator).float().flatten(0, 1)
     eps, best = guess.repeat(restarts), torch.full_like(delta, math.nan)
     smallest = torch.full_like(eps, math.inf)
@@ -286,7 +277,7 @@ def _nearest(
     for step in range(settings.steps + 1):
         margin, slope = target.gradient(many, delta)
         size = region.size_of(delta)
-        closer = (margin < 0) & (size < smallest) & (size <= limit)
+        closer = (margin < 0) & (size < smallest)
         smallest = torch.where(closer, size, smallest)
         best = torch.where(closer[:, None, None], delta, best)
         found = smallest.reshape(restarts, tasks).amin(0).repeat(restarts)
@@ -298,20 +289,18 @@ def _nearest(
         overshoot = torch.where(found.isinf() & (step > 8), overshoot * 1.05, 1.001)
         aim = overshoot * (margin.double() - (slope * delta).double().sum((1, 2))) / region.growth(slope)
         growth = 2 * torch.maximum(eps, size)
-        eps = torch.minimum(torch.minimum(aim.nan_to_num(0.0).clamp(min=0), growth), found.clamp(max=limit))
+        eps = torch.minimum(torch.minimum(aim.nan_to_num(0.0).clamp(min=0), growth), found)
         corner = many.with_eps(eps.clamp(max=LARGEST)).extreme(slope)
         delta = delta + first * _decay(step, settings.steps, 0.2) * (corner - delta)
     return _per_task(*(found.unflatten(0, (restarts, tasks)) for found in (best, smallest))).double()
 
 
-def _widen(
-    target: _Target, region: Region, settings: AttackSettings, limit: float, generator: torch.Generator
-) -> Tensor:
+def _widen(target: _Target, region: Region, settings: AttackSettings, generator: torch.Generator) -> Tensor:
     """Attacks in larger and larger balls, where the direct approach failed; NaN where none flips."""
     delta = _still(region) * math.nan
     quick = replace(settings, steps=min(settings.steps, 10))
-    sizes = [_scale(region) * 4.0**power for power in range(-4, 5)]
-    for size in [*(s for s in sizes if s < limit), *([limit] if limit < sizes[-1] else [])]:
+    for power in range(-4, 5):
+        size = _scale(region) * 4.0**power
         lost = _lost(delta)
         if not bool(lost.any()) or target.expired:
             break

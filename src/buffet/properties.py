@@ -193,6 +193,12 @@ class Property:
         return torch.stack([safe[..., list(case)].any(-1) for case in self.cases], -1).all(-1)
 
 
+def margin_of(logits: Float[Tensor, "*batch classes"], label: int) -> Float[Tensor, "*batch"]:
+    """``logit[label] − max_other logit``."""
+    others = torch.cat([logits[..., :label], logits[..., label + 1 :]], -1)
+    return logits[..., label] - others.amax(-1)
+
+
 def _differences(pairs: Sequence[tuple[int, int]], outputs: int) -> Tensor:
     rows = torch.zeros(len(pairs), outputs, dtype=torch.float64)
     for row, (larger, smaller) in zip(rows, pairs, strict=True):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from buffet.engine import Classifier, Engine
 from buffet.errors import BuffetError
 from buffet.optimisation.context import Context
 from buffet.printing import counted
-from buffet.properties import Property
+from buffet.properties import Property, margin_of
 from buffet.regions import Region
 
 
@@ -76,8 +75,7 @@ def question(
     if label is not None and (isinstance(label, bool) or label not in range(classes)):  # whatever it is
         raise BuffetError(f"label {label!r} is not a class of the model (0 to {classes - 1})")
     label = int(logits.argmax() if label is None else label)
-    others = torch.cat([logits[:label], logits[label + 1 :]])
-    return Property.margins(label, classes), float(logits[label] - others.max())
+    return Property.margins(label, classes), float(margin_of(logits, label))
 
 
 def clean_answer(model: Classifier, region: Region, label: int | None) -> tuple[int, float]:

@@ -270,6 +270,7 @@ class Radius(Result):
     seconds: float  # spent on proofs
     attack_seconds: float
     about: Subject
+    interrupted: bool = False  # by whoever asked, before the budget was spent
 
     @property
     def certified(self) -> float:
@@ -297,7 +298,9 @@ class Radius(Result):
         return f"certified {round_down(self.certified, digits)}, {attacked}"
 
     def _numbers(self) -> dict[str, Any]:
+        about = {"interrupted": True} if self.interrupted else {}
         return {
+            **about,
             "certified": self.certified,
             "attacked": finite(self.attacked),
             "evaluations": self.evaluations,

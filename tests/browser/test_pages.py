@@ -2,114 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from chromium import column, expect, opened, playwright, texts
 
 from buffet.experiments.summary import FAIR, GOOD, cells, summarise
-from buffet.report import render_html, render_substitutions
-from buffet.report.evaluation import evaluation_page
-from buffet.report.sweep import sweep_page
-from reports import (
-    AT_EPS,
-    FLIPPED,
-    HOSTILE,
-    IMAGE,
-    RADII,
-    answer,
-    evaluation,
-    row,
-    swaps,
-    sweep_rows,
-    task,
-)
+from reports import HOSTILE, sweep_rows
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-expect = playwright.expect
-
-PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 ROWS = sweep_rows()
-
-
-@dataclass
-class Seen:
-    """What a page did besides being looked at."""
-
-    trouble: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    if PROGRAM is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=PROGRAM, args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every page that is looked at here."""
-    long = answer(task((1,), 0.1, 0.2, tokens=("x" * 300,)), text="x" * 300)
-    pages = {
-        "sweep": sweep_page(ROWS),
-        "certify": render_html(RADII),
-        "evaluation": evaluation_page(evaluation(), "buffet evaluate --data data.tsv"),
-        "eps": render_html(AT_EPS),
-        "pairs": render_html(answer(task((1, 3), 0.1, 0.2), task((3,), 0.3, 1e3), task((2,), 1e-12, None))),
-        "image": render_html(IMAGE),
-        "swaps": render_substitutions(swaps()),
-        "flipped": render_substitutions(FLIPPED),
-        "zero": render_html(answer(task((1,), 0.0, None))),
-        "long": render_html(long),
-        "nothing": sweep_page([row("a", status="failed", reason="worker died", certified=None)]),
-        "bare": sweep_page([row("a", attacked=None), row("b", method="lse", certified=0.0)]),
-    }
-    directory = tmp_path_factory.mktemp("pages")
-    for name, content in pages.items():
-        (directory / f"{name}.html").write_text(content, encoding="utf-8")
-    return {name: directory / f"{name}.html" for name in pages}
-
-
-@contextmanager
-def opened(browser: playwright.Browser, file: Path, **context: object) -> Iterator[playwright.Page]:
-    """A page in a browser of its own; that it is well-behaved is checked at the end."""
-    with browser.new_context(viewport={"width": 1200, "height": 800}, **context) as window:
-        page = window.new_page()
-        seen = Seen()
-        page.on("console", lambda message: seen.trouble.append(message.text))
-        page.on("pageerror", lambda error: seen.trouble.append(str(error)))
-        page.on("dialog", lambda dialog: (seen.trouble.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: seen.requests.append(request.url))
-        page.goto(file.as_uri())
-        yield page
-        assert seen.trouble == []
-        outside = [url for url in seen.requests if url != file.as_uri() and not url.startswith("data:")]
-        assert outside == []
-
-
-def texts(page: playwright.Page, selector: str) -> list[str]:
-    return page.locator(selector).all_inner_texts()
-
-
-def column(page: playwright.Page, section: str, number: int) -> list[str]:
-    return texts(page, f"#{section} tbody td:nth-child({number})")
 
 
 @pytest.mark.parametrize(
@@ -321,53 +222,6 @@ def test_a_word_of_a_sweep_lists_its_methods_and_a_dot_its_task(
         assert "attacked" in tip.inner_text()
 
 
-@pytest.mark.parametrize("name", ["sweep", "certify"])
-def test_dark_mode_and_print(browser: playwright.Browser, files: dict[str, Path], name: str) -> None:
-    def paper(page: playwright.Page) -> int:
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
-
-    with opened(browser, files[name], color_scheme="light") as page:
-        assert paper(page) > 700
-    with opened(browser, files[name], color_scheme="dark") as page:
-        assert paper(page) < 100
-        letters = "e => getComputedStyle(e).color"
-        assert page.locator("h1").evaluate(letters) != page.locator(".chip").first.evaluate(letters)
-        page.emulate_media(media="print")
-        assert paper(page) == 765
-        page.set_viewport_size({"width": 680, "height": 960})  # A4 within its margins
-        assert page.evaluate("document.documentElement.scrollWidth") <= 680
-        assert page.locator(".filter").count() == 0 or page.locator(".filter").is_hidden()
-
-
-READABLE = """() => {
-    const channel = value => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-    const numbers = colour => colour.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-    const behind = node => {
-        const colour = numbers(getComputedStyle(node).backgroundColor);
-        return colour.length === 3 ? colour : behind(node.parentElement);
-    };
-    const texts = [...document.querySelectorAll("main *:not(svg *)")].filter(node => node.offsetParent
-        && [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim()));
-    return texts.map(node => {
-        const [a, b] = [light(numbers(getComputedStyle(node).color)), light(behind(node))];
-        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.outerHTML];
-    });
-}"""
-
-
-@pytest.mark.parametrize("name", ["sweep", "eps", "flipped"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read(
-    browser: playwright.Browser, files: dict[str, Path], name: str, scheme: str
-) -> None:
-    with opened(browser, files[name], color_scheme=scheme) as page:
-        found = page.evaluate(READABLE)
-        assert len(found) > 30
-        assert [text for contrast, text in found if contrast < 4.5] == []
-
-
 def test_an_image_is_drawn_patch_by_patch(browser: playwright.Browser, files: dict[str, Path]) -> None:
     with opened(browser, files["image"]) as page:
         colours = page.locator(".patches canvas").evaluate_all(
@@ -417,52 +271,3 @@ def test_brackets_of_a_sentence(browser: playwright.Browser, files: dict[str, Pa
     with opened(browser, files["eps"]) as page:
         assert texts(page, ".bars .note")[:3] == ["certified, 0.5", "falsified, -3", "unknown, —"]
         assert texts(page, "#numbers td.falsified") == ["falsified"]
-
-
-def test_axes_hold_their_values_with_a_few_round_ticks(
-    browser: playwright.Browser, files: dict[str, Path]
-) -> None:
-    draw = random.Random(0)
-    cases = [[10 ** draw.uniform(-9, 4) for _ in range(draw.randint(1, 5))] for _ in range(200)]
-    cases += [[value, value * draw.uniform(1, 3)] for [value, *_] in cases] + [[0.0], [1.0], [1e-12, 1e3]]
-    with opened(browser, files["certify"]) as page:
-        found = page.evaluate(
-            """cases => cases.flatMap(values => [null, true].map(log => {
-                const axis = makeAxis(values, 100, { log });
-                const ticks = axis.ticks;
-                return [ticks.map(tick => tick.at), values.map(axis.at), ticks.map(tick => tick.text)];
-            }))""",
-            cases,
-        )
-    for values, (ticks, places, names) in zip([v for v in cases for _ in (0, 1)], found, strict=True):
-        assert 1 <= len(ticks) <= 9, values
-        assert ticks == sorted(set(ticks)), values
-        assert len(set(names)) == len(names), values
-        assert all(0 <= place <= 100 for place in ticks + places)
-        order = sorted(range(len(values)), key=values.__getitem__)
-        assert [places[i] for i in order] == sorted(places)
-
-
-def test_thousands_of_rows_do_not_become_thousands_of_elements(
-    browser: playwright.Browser, tmp_path: Path
-) -> None:
-    rows = sweep_rows(sentences=63, words=5)
-    assert len(rows) > 5000
-    page_file = tmp_path / "many.html"
-    page_file.write_text(sweep_page(rows), encoding="utf-8")
-    assert page_file.stat().st_size < 2_000_000
-    with opened(browser, page_file) as page:
-        assert page.evaluate("document.querySelectorAll('*').length") < 8000
-        before = page.locator(".card").count()
-        page.click("#sentences .more")
-        assert page.locator(".card").count() == before + 10
-        # Drawing everything again, as a filter does, has to feel immediate; the limit is for slow machines.
-        page.evaluate("document.querySelector('#filter').dispatchEvent(new Event('reset'))")
-        spent = page.evaluate(
-            """() => new Promise(done => {
-                const start = performance.now();
-                document.querySelector('#filter').dispatchEvent(new Event('reset'));
-                setTimeout(() => done(performance.now() - start), 1);
-            })"""
-        )
-        assert spent < 3000

@@ -39,7 +39,7 @@ OPTIONS = (
         "--steps",
     ),
     *("--rate", "--start", "--window", "--search", "--label", "--seed", "--threads", "--memory", "--special"),
-    *("--no-attack", "--json", "--model", "--trace", "--unknown", "--help"),
+    *("--no-attack", "--json", "--model", "--unknown", "--help"),
 )
 
 
@@ -67,4 +67,4 @@ def arguments(rng: random.Random, place: Place) -> None:
     if "--method" in given[6:] or "--optimise" in given:
         given += ["--steps", "1"]
     # Nothing outside of the place is written.
-    command([word if word not in ("--trace", "--html") else "--label" for word in given])
+    command(["--label" if word == "--html" else word for word in given])

@@ -68,7 +68,7 @@ def sweep(rng: random.Random, place: Place) -> None:
 EXAMPLE: dict[str, object] = {
     **dict.fromkeys(("key", "model", "model_digest", "sentence", "label_name", "config", "finished"), "x"),
     **dict.fromkeys(("clean_margin", "certified", "attacked", "margin", "seconds", "task_seconds"), 0.5),
-    **dict.fromkeys(("reason", "eps", "verdict", "attack_seconds")),
+    **dict.fromkeys(("reason", "attack_seconds")),
     "gold": 1,
     "label": 1,
     "evaluations": 3,
@@ -94,7 +94,7 @@ def rows(rng: random.Random, place: Place) -> None:
         [
             "summary",
             str(_hostile_rows(rng, place)),
-            rng.choice(("--json", "--markdown", "--reference=baseline")),
+            rng.choice(("--json", "--reference=baseline")),
         ]
     )
 

@@ -99,6 +99,23 @@ def test_what_is_proven_of_a_leaf_holds_in_it(network: str, region: str) -> None
         assert least == pytest.approx(leaf.margin, abs=1e-9)  # rows next to others round differently
 
 
+@pytest.mark.parametrize("leaves", [1, 5])
+def test_leaves_have_lines_of_their_own_however_rows_lie_in_memory(leaves: int) -> None:
+    own = leaves_of(walked("relu", REGIONS["L2"])).bounds
+    place = own.entries.places[0]
+    reached = rows(1, place.tokens, WIDTH, leaves)
+    lines = [rows(2, len(own.entries), leaves, seed=k) for k in (1, 2)]
+    found = []
+    for order in ((0, 1, 2, 3), (0, 3, 1, 2), (0, 2, 3, 1)):
+        lying = reached.permute(order).contiguous().permute(*torch.tensor(order).argsort().tolist())
+        state = (lying, lying.sin(), lying.cos(), None)
+        multipliers = torch.zeros(len(own.entries), leaves)
+        (passed,), _ = own._own(place, lying, state, *lines, multipliers)
+        found.append(passed)
+        assert bool((multipliers[place.part] == reached[0].flatten(0, 1)[place.where]).all())
+    assert all(bool((one == found[0]).all()) for one in found)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_lines_of_a_leaf_hold_over_its_interval(network: str) -> None:
     leaves = leaves_of(walked(network, REGIONS["L2"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,6 +18,8 @@ from buffet.errors import BuffetError
 from buffet.methods import method_named
 from buffet.regions import Cell, Cuts
 from buffet.search import branching
+from buffet.search import cells as cell_search
+from buffet.search import radius as radii
 from buffet.search.branching import Tree, changes
 from buffet_checker import regions as checker
 from random_encoders import ball as random_ball
@@ -256,6 +259,52 @@ def test_cells_tell_how_far_they_are_and_end_with_the_budget() -> None:
     short = buffet.radius(model, ball, method_named("lse", cells=1000), budget=0.05)
     assert short.seconds < 2
     assert all(a.certified <= b.attacked for a, b in zip(short.tasks, rough.tasks, strict=True))
+
+
+class Known:
+    """A tree that proves all up to a limit and, beyond it, cuts for as long as it may."""
+
+    margin, asked = 0.01, 1
+
+    def __init__(self, limit: float, interrupted_at: int = 1000) -> None:
+        self.limit, self.interrupted_at, self.tried = limit, interrupted_at, list[float]()
+
+    def grow(self, eps: float, go_on: Callable[[], bool]) -> bool:
+        self.tried.append(eps)
+        if len(self.tried) == self.interrupted_at:
+            raise KeyboardInterrupt
+        while eps > self.limit and go_on():
+            pass
+        return eps <= self.limit
+
+
+def radius_by(tree: Known, monkeypatch: pytest.MonkeyPatch, attacked: float) -> tuple[float, buffet.Radius]:
+    """What is proven of a ball as a whole, and what a tree makes of it in a second."""
+    monkeypatch.setattr(cell_search, "tree_of_cells", lambda *_: tree)
+    model, ball = encoder(5), random_ball(5, 0.1).select([0])
+    whole = buffet.radius(model, ball, "lse", attack=False).certified
+    tree.limit *= whole
+    chosen = method_named("lse", cells=1000)
+    return whole, buffet.radius(model, ball, chosen, attacked=[attacked * whole], budget=2.0)
+
+
+def test_in_time_the_tree_is_asked_for_what_it_may_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Known(1.5)
+    whole, found = radius_by(tree, monkeypatch, attacked=1.6)
+    assert 0.97 * tree.limit < found.certified <= tree.limit
+    assert max(tree.tried) < 1.6 * whole
+    assert not found.interrupted
+
+
+def test_of_an_interrupted_search_what_cells_have_proven_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Known(1.5, interrupted_at=3)
+    whole, found = radius_by(tree, monkeypatch, attacked=3.0)
+    assert found.interrupted
+    assert found.to_dict()["interrupted"]
+    assert found.certified == tree.tried[1] > 1.1 * whole
+    monkeypatch.setattr(radii, "_search", lambda *_: Known(0.0, 1).grow(1.0, lambda: False))
+    with pytest.raises(KeyboardInterrupt):  # nothing is known yet
+        buffet.radius(encoder(5), random_ball(5, 0.1), "lse", attack=False, budget=2.0)
 
 
 def test_a_little_less_than_radius_found_with_cells_is_verified_again() -> None:

@@ -19,16 +19,17 @@ from buffet.cli import main
 from buffet.lab.random_models import RandomModel, model_of
 from buffet.lab.soundness import EXTREME, CampaignState, campaign, cases, spans
 from buffet.lab.soundness.cases import Case, random_case
-from buffet.lab.soundness.exact_points import below, contained, exact_points
+from buffet.lab.soundness.exact_points import below, exact_points
+from buffet.lab.soundness.exact_regions import exactly
 from buffet.lab.soundness.extremes import THEMES, extreme_case
 from buffet.lab.soundness.judge import BITS, FUNCTIONS, Judge
-from buffet.lab.soundness.mutants import Patch, result
 from buffet.lab.soundness.spans import Span, span_of
 from buffet.loading import ModelConfig
 from buffet.propagation import clean_run as clean_run
 from buffet.propagation import walk as propagation
 from buffet.propagation.rounding import Errors
 from buffet.regions import Box, CandidateSet, LpBall
+from engine_mutants.hunting import Patch, result
 from extreme_certificates import ExtremeTally, Situation, extreme, hold, situation
 
 HARD = [0.0, 1.0, -1.0, 0.3, -0.75, 5.0, -30.0, 2.0**-600, -(2.0**-1074), 700.0, -700.0, 2.0**61, -(2.0**61)]
@@ -178,14 +179,14 @@ def test_membership_is_exact(p: float) -> None:
     ball = LpBall(torch.zeros(1, 2), [0], p, 5.0)
     edge = {1: (2.0, 3.0), 2: (3.0, 4.0), 3: (0.0, 5.0), math.inf: (5.0, 5.0)}[p]
     beyond = edge[0], math.nextafter(edge[1], 6)
-    assert contained(ball, np.array([[edge], [beyond]])).tolist() == [True, False]
+    assert exactly(ball).contained(np.array([[edge], [beyond]])).tolist() == [True, False]
 
 
 def test_membership_of_candidates() -> None:
     x = torch.zeros(2, 2)
     region = CandidateSet(x, [0, 1], [torch.ones(1, 2), torch.ones(1, 2)], budget=1)
     points = np.array([[[0, 0], [0, 0]], [[1, 1], [0, 0]], [[1, 1], [1, 1]], [[1, 0], [0, 0]]], dtype=float)
-    assert contained(region, points).tolist() == [True, True, False, False]
+    assert exactly(region).contained(points).tolist() == [True, True, False, False]
 
 
 def test_comparisons_know_what_is_undecided() -> None:

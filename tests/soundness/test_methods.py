@@ -14,12 +14,12 @@ from buffet.engine import Engine, bound_margins
 from buffet.errors import BuffetError
 from buffet.lab.soundness import CampaignState, campaign, case_of, check_bounds, known_methods, points_of
 from buffet.lab.soundness.claims import check_margins, check_verdicts
-from buffet.lab.soundness.mutants import SEEDS, Mutant, Patch, evidence, hunt
-from buffet.lab.soundness.mutations import MUTANTS
 from buffet.lab.soundness.planted import planted_case
 from buffet.methods import METHODS
 from buffet.regions import CandidateSet, LpBall
 from buffet.relaxations.table import Relaxer
+from engine_mutants.hunting import SEEDS, Mutant, Patch, evidence, hunt
+from engine_mutants.table import MUTANTS
 
 PLAIN = [name for name, method in METHODS.items() if method.optimise == "none"]
 COMMON = [m for m in MUTANTS if not any(isinstance(case, str) for case in m.cases) and len(m.cases) < 2]
@@ -139,7 +139,7 @@ def test_mutants_leave_the_engine_as_it_was():
 
 
 def test_a_harmless_mutant_is_not_noticed(monkeypatch):
-    monkeypatch.setattr("buffet.lab.soundness.mutants.SEEDS", (28,))
+    monkeypatch.setattr("engine_mutants.hunting.SEEDS", (28,))
     harmless = Mutant("none", "nothing", LpBall, "minimise", lambda right: right, ("interval",))
     assert hunt(harmless).violation is None
 

@@ -14,13 +14,13 @@ from buffet.lab.soundness import claims
 from buffet.lab.soundness.campaign import check_bounds
 from buffet.lab.soundness.claims import check_answer
 from buffet.lab.soundness.cut_claims import check_cuts
-from buffet.lab.soundness.exact import EXACT, check_exactly
-from buffet.lab.soundness.mutants import SEEDS, WITH_CUTS, Mutant, Patch, evidence, findings, hunt, methods
-from buffet.lab.soundness.mutations import MUTANTS
 from buffet.lab.soundness.points import Points
-from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method
 from buffet.regions import Cell
+from engine_mutants.exact import EXACT, check_exactly
+from engine_mutants.hunting import SEEDS, WITH_CUTS, Mutant, Patch, evidence, findings, hunt, methods
+from engine_mutants.staged import STAGED
+from engine_mutants.table import MUTANTS
 
 
 def place(mutant: Mutant) -> tuple[int, str]:

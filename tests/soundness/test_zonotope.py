@@ -11,12 +11,12 @@ from torch import Tensor
 
 from buffet.attack import AttackSettings, attack
 from buffet.errors import BuffetError
-from buffet.lab.peers import zonotope
-from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.lab.random_models import RandomModel, random_model
 from buffet.loading.config import ModelConfig
 from buffet.network import Affine, Apply, Builder, First, Mean, Mix, Rescale, Scores
 from buffet.regions import LpBall
+from peers import zonotope
+from peers.multinorm import LINES, Zonotope, product, softmax
 
 EXACT = {
     "relu": torch.relu,

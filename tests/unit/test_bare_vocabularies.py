@@ -48,7 +48,7 @@ def test_word_pieces_of_a_bare_vocabulary(tmp_path: Path, lower: bool) -> None:
         assert list(model.encode(text).ids) == reference(text)["input_ids"]
         assert model.encode(text) == given.encode(text)
     assert model.tokens("a film")[0] == "[CLS]"
-    assert model.special("a film") == [True, False, False, True]
+    assert model.encode("a film").special == (True, False, False, True)
     pair = reference("a film", "gripping")
     assert list(model.encode("a film", "gripping").ids) == pair["input_ids"]
     assert list(model.encode("a film", "gripping").types) == pair["token_type_ids"]
@@ -85,7 +85,7 @@ def test_byte_pairs_of_a_bare_vocabulary(tmp_path: Path, spaced: bool) -> None:
     model = load(directory)
     for text in ("a gripping film", " it's not bad", "café <mask film"):
         assert list(model.encode(text).ids) == reference(text)["input_ids"]
-    first, *words, last = model.special("a film")
+    first, *words, last = model.encode("a film").special
     assert (first, any(words), last) == (True, False, True)
     assert model.tokens("a")[0] == "<s>"
     for typed in ("a <pad> film", "a <mask> film"):

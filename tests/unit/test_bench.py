@@ -20,7 +20,7 @@ from buffet.lab.bench import (
     run_cases,
     selection,
 )
-from buffet.lab.bench.cases import CENTRE, FIXED, LAYERS, TOKENS, VARIED, WIDTHS
+from buffet.lab.bench.cases import FIXED, USUAL
 from buffet.lab.bench.comparison import Change, compare
 from buffet.lab.bench.counting import count
 from buffet.lab.bench.measuring import M_FLOPS, prepare
@@ -59,21 +59,18 @@ def test_a_value_repeated_along_an_axis_is_read_once() -> None:
     assert count(lambda: row.sum()).moved_bytes == 4 * (100 + 1)
 
 
-def test_one_axis_at_a_time_is_varied_around_the_centre() -> None:
+def test_every_method_is_measured_at_the_usual_size_besides_the_fixed_cases() -> None:
     cases = selection()
-    assert {c.method for c in cases} == set(METHODS)
-    for name in VARIED:
-        shapes = [c.shape for c in cases if c.name == name]
-        assert len(shapes) == len(set(shapes)) == 1 + 3 * 3
-        assert all(sum(a != b for a, b in zip(shape, CENTRE, strict=True)) <= 1 for shape in shapes)
-    assert [c.shape for c in cases if c.method == "interval"] == [CENTRE]
+    assert cases[: len(FIXED)] == list(FIXED)
+    assert {c.method for c in cases[len(FIXED) :]} == set(METHODS)
+    assert {c.shape for c in cases[len(FIXED) :]} == {USUAL}
+    assert {c.method for c in selection(methods=["baseline"])} == {"baseline"}
 
 
 def test_sizes_that_are_given_are_combined() -> None:
     cases = selection([1, 2], [], [8, 12], ["backward/2"], words=3)
     assert [c.shape for c in cases] == [(1, 16, 8), (1, 16, 12), (2, 16, 8), (2, 16, 12)]
     assert {(c.window, c.words, c.inner // c.width) for c in cases} == {(2, 3, 2)}
-    assert len(selection(full=True)) == (len(METHODS) + 1) * len(LAYERS) * len(TOKENS) * len(WIDTHS)
 
 
 @pytest.mark.parametrize(

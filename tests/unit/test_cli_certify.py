@@ -324,44 +324,6 @@ def test_options_without_effect_are_remarked_on(run: Run, tiny: Path) -> None:
     assert str(found["query"]["eps"]) == "0.0"
 
 
-def test_a_trace_has_tasks_of_every_size(run: Run, tiny: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
-    options = (
-        "--words",
-        "1,1+2",
-        "--eps",
-        "0.01",
-        "--method",
-        "o-buffet",
-        "--steps",
-        "2",
-        "--trace",
-        str(trace),
-    )
-    assert certify(run, tiny, *options).code in (0, 1)
-    tasks = [line.split(",")[0] for line in trace.read_text(encoding="utf-8").splitlines()[1:]]
-    assert tasks == ["1 good", "1 good", "1 good+2 film", "1 good+2 film"]
-
-
-@pytest.mark.parametrize(
-    "options", ["--method interval --optimise all", "--method lse --optimise final --steps 0"]
-)
-def test_a_trace_needs_something_to_learn(run: Run, tiny: Path, tmp_path: Path, options: str) -> None:
-    trace = ("--eps", "0.01", "--trace", str(tmp_path / "trace.csv"))
-    one_line(certify(run, tiny, *options.split(), *trace), "--trace", "learns")
-
-
-def test_a_trace_of_no_step_is_not_written(run: Run, tiny: Path, tmp_path: Path) -> None:
-    """There is no bound at this size, and nothing to learn from."""
-    trace = tmp_path / "trace.csv"
-    outcome = certify(
-        run, tiny, "--eps", "1e6", "--method", "o-buffet", "--steps", "2", "--trace", str(trace)
-    )
-    assert outcome.code == 1
-    assert "not written" in outcome.err
-    assert not trace.exists()
-
-
 def test_every_file_has_a_name_of_its_own(run: Run, tiny: Path, tmp_path: Path) -> None:
     same = str(tmp_path / "same")
     outcome = certify(run, tiny, "--eps", "0.01", "--html", same, "--certificate", same)

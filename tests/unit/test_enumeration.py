@@ -126,6 +126,20 @@ def test_cutting_decides_as_running_all_does(seed, budget, monkeypatch):
     assert cut.verdict == found.verdict
 
 
+@pytest.mark.parametrize("budget", [1, 2])
+def test_parts_that_are_cut_to_the_end_hold_no_more_changes_than_are_allowed(budget, monkeypatch):
+    from buffet.search import policy
+    from buffet.verification import word_search
+
+    model = encoder(0)
+    region = region_of(model, 0.2, budget, choices=6)
+    assert buffet.verify(model, region).verdict == "certified"
+    monkeypatch.setattr(word_search, "POLICY", policy.Policy(words_at_once=0, words_each=0))
+    monkeypatch.setattr(word_search.WordSearch, "_bound", lambda *_: torch.full((1,), -math.inf))
+    assert buffet.verify(model, region, method="interval", falsify=False).verdict == "unknown"
+    assert buffet.verify(model, region, falsify=False).verdict == "certified"
+
+
 def test_attacks_rank_many_candidates_by_the_gradient():
     model = encoder(1)
     region = region_of(model, 0.5, choices=300, seed=1)

@@ -120,8 +120,9 @@ def test_tokens_rows_and_flags_line_up(tmp_path: Path) -> None:
     model = load(write(tmp_path / "m"))
     text = "A gripping, unheard-of film"
     assert model.tokens(text) == ["[CLS]", "a", "gripping", ",", "[UNK]", "film", "[SEP]"]
-    assert model.special(text) == [True, False, False, False, False, False, True]
-    assert model.unknown(text) == [False, False, False, False, True, False, False]
+    encoding = model.encode(text)
+    assert encoding.special == (True, False, False, False, False, False, True)
+    assert encoding.unknown == (False, False, False, False, True, False, False)
     assert model.labels == ("no", "maybe", "yes")
     ids, prefix = list(model.encode(text).ids), "bert.embeddings"
     rows = (

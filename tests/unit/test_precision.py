@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import buffet
+from buffet.errors import BuffetError
 from buffet.propagation.rounding import typical
 from buffet.system import precision
 from buffet.system.precision import full_precision
@@ -40,31 +41,33 @@ def test_products_are_whole_inside_and_as_asked_afterwards(asked: None) -> None:
     assert _settings() == before
 
 
+def test_products_stay_whole_until_the_last_thread_is_done(asked: None) -> None:
+    before = _settings()
+    first, second = full_precision(), full_precision()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.backends.mkldnn.matmul.fp32_precision == precision.WHOLE
+    second.__exit__(None, None, None)
+    assert _settings() == before
+
+
+@pytest.mark.parametrize("name", precision.ALLOW_LESS)
+def test_what_cannot_be_undone_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "BF16")
+    with pytest.raises(BuffetError, match=f"{name}=BF16"):
+        buffet.verify(buffet.load(), buffet.LpBall(torch.zeros(3, 128), words=[1], p=2), eps=0.1)
+    monkeypatch.setenv(name, "STRICT")
+    with full_precision():
+        pass
+
+
 def test_sums_stay_within_what_is_allowed_for_them() -> None:
     x, y = (torch.rand(4, 64, 512, generator=torch.Generator().manual_seed(s)) + 0.5 for s in range(2))
     exact = x.double() @ y.double().mT
     with full_precision():
         found = x @ y.mT
     assert ((found - exact).abs() <= typical(512) * torch.finfo(torch.float32).eps * exact).all()
-
-
-@pytest.mark.parametrize("lost", [{"_all_digits": False}, {"amx": True}])
-def test_where_digits_may_be_lost_products_are_not_left_to_others(
-    lost: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(precision, "_all_digits", lambda: lost.get("_all_digits", True))
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: lost.get("amx", False))
-    precision._quick.cache_clear()
-    with full_precision():
-        assert torch.backends.mkldnn.matmul.fp32_precision == precision.WHOLE
-    precision._quick.cache_clear()
-
-
-def test_digits_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with full_precision():
-        assert precision._all_digits()
-    monkeypatch.setattr(torch, "eye", lambda size: torch.full((size, size), 1e-3).fill_diagonal_(1.0))
-    assert not precision._all_digits()
 
 
 def _answers() -> list[float]:

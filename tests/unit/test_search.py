@@ -206,7 +206,7 @@ def test_only_a_ball_has_a_radius():
 def test_every_word_of_the_embedded_model_is_bracketed():
     model = buffet.load()
     text = "a moving film"
-    words = [[i] for i, special in enumerate(model.special(text)) if not special]
+    words = [[i] for i, special in enumerate(model.encode(text).special) if not special]
     region = LpBall(model.embed(text), words, 2)
     found = radius(model, region, "baseline", engine=Engine())
     for task in found.tasks:

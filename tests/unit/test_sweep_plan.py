@@ -47,13 +47,12 @@ def test_a_full_configuration(home: Path) -> None:
         models = ["sst2-small", "tiny"]
         methods = ["baseline", { name = "backward", window = 2 }]
         norms = [1, 2.5, "inf"]
-        what = "verify"
         attack = false
         seed = 7
         out = "rows.ndjson"
         sentences = { file = "data.tsv", count = 3, min_words = 2, max_words = 9 }
         words = { count = "all", together = 2 }
-        verify = { eps = [0.5, 0.9] }
+        radius = { search = "bisection", tolerance = 0.1 }
         run = { workers = 2, threads = 1, limit = 60, retries = 0, memory = 1000000000 }
         """,
     )
@@ -64,8 +63,7 @@ def test_a_full_configuration(home: Path) -> None:
     assert config.sentences.file == home / "data.tsv"
     assert config.out == home / "rows.ndjson"
     assert config.words.count is None
-    assert config.verify is not None
-    assert config.verify.eps == (0.5, 0.9)
+    assert (config.radius.search, config.radius.tolerance) == ("bisection", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +81,13 @@ def test_a_full_configuration(home: Path) -> None:
         ("sentences = {file = 'data.tsv', count = 0}", ("sentences.count", "0")),
         ("sentences = {file = 'data.tsv', min_words = 9, max_words = 3}", ("min_words is 9", "none fit")),
         ("words = {count = 'some'}", ("words", "'some'", "'all'")),
-        ("what = 'verify'", ("verify", "eps")),
-        ("what = 'proof'", ("what", "'proof'")),
-        ("what = 'verify'\nverify = {eps = [0.1, 0.1]}", ("verify", "0.1", "twice")),
-        ("what = 'verify'\nverify = {eps = [-0.1]}", ("verify.eps.0", "-0.1")),
         ("radius = {search = 'newton'}", ("radius", "'newton'", "secant")),
         ("run = {threads = 0}", ("run.threads", "0")),
         ("colour = 3", ("colour",)),
         ("seed = -1", ("seed", "-1")),
         ("norms = [", ("not a TOML file",)),
+        ("norms = " + "[" * 20_000, ("not a TOML file", "recursion")),
+        ("norms = " + "9" * 10_000, ("not a TOML file", "digits")),
     ],
 )
 def test_mistakes_are_named(home: Path, change: str, needles: tuple[str, ...]) -> None:
@@ -186,8 +182,6 @@ MEANINGS = {
     "attack": "attack = false\n" + BASIC,
     "tolerance": "radius = {tolerance = 0.01}\n" + BASIC,
     "search": "radius = {search = 'bisection'}\n" + BASIC,
-    "eps": "what = 'verify'\nverify = {eps = [0.1]}\n" + BASIC,
-    "other eps": "what = 'verify'\nverify = {eps = [0.2]}\n" + BASIC,
     "together": BASIC + "[words]\ntogether = 2\n",
 }
 

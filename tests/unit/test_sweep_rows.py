@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from buffet.errors import BuffetError
-from buffet.experiments import Row, load_rows, read_rows
+from buffet.experiments import read_rows
 from buffet.experiments.rows import open_rows
 from reports import row
 
@@ -192,23 +192,6 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         pass
     with open_rows(path):
         pass
-
-
-def test_rows_as_a_table(tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    path = tmp_path / "rows.ndjson"
-    path.write_text(
-        "".join(r.line() for r in (row("a"), row("b", attacked=2.0, gold=1, certified=1), row("a")))
-    )
-    table = load_rows(path)
-    assert table["key"].to_list() == ["a", "b"]
-    assert table["attacked"].to_list() == [None, 2.0]
-    assert table["certified"].dtype == polars.Float64
-    assert table["words"].to_list() == [[1], [1]]
-    assert set(table.columns) == set(Row.model_fields)
-    path.write_text("")
-    with pytest.raises(BuffetError, match="no rows yet"):
-        load_rows(path)
 
 
 def test_lines_are_strict_json(tmp_path: Path) -> None:

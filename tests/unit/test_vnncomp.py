@@ -1,4 +1,4 @@
-"""Instances of the competition: answers, counterexamples, lists of instances and other verifiers' answers."""
+"""Instances of the competition: answers, counterexamples, lists of instances."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ import torch
 from buffet.errors import BuffetError
 from buffet.loading.onnx.model import read_onnx, run_onnx
 from buffet.vnncomp import instance
-from buffet.vnncomp.comparison import compare, read_peer
 from buffet.vnncomp.instance import answer, representable
-from buffet.vnncomp.listing import COLUMNS, Instance, Row, read_instances, read_results, run_list
-from command_line import one_line, runner
+from buffet.vnncomp.listing import COLUMNS, Instance, read_instances, read_results, run_list
+from command_line import one_line
 from onnx_networks import Controller, export, shaken
 
 
@@ -29,11 +28,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 inputs, 2 outputs between −1 and 1."""
     path = tmp_path_factory.mktemp("network") / "controller.onnx"
     return export(shaken(Controller()), torch.zeros(1, 4, 3), path)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def spec(path: Path, unsafe: str, half: float = 0.01, boxes: tuple[float, ...] = (0.0,)) -> Path:
@@ -152,6 +146,18 @@ def test_a_list_is_answered_and_continued(listed, workers, tmp_path):
     assert out.read_text().startswith("".join(lines[:3]))
 
 
+def test_answers_about_a_file_that_was_written_since_are_not_reused(listed, tmp_path):
+    instances, out = read_instances(listed)[:1], tmp_path / "results.csv"
+    how = {"method": "baseline", "workers": 1, "threads": 1}
+    run_list(instances, listed.parent, out, **how)
+    before, name = out.read_text(), instances[0].vnnlib
+    spec(tmp_path / name, above(-100.0))
+    os.utime(tmp_path / name, (out.stat().st_mtime + 1,) * 2)
+    with pytest.raises(BuffetError, match=f"{name} was written after it"):
+        run_list(instances, listed.parent, out, **how)
+    assert out.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -169,28 +175,15 @@ def test_lists_that_are_none(text, complaint, tmp_path):
         read_instances(path)
 
 
-@pytest.mark.parametrize("text", ["", "onnx,vnnlib\n", ",".join(COLUMNS) + "\na,b,1,maybe,1,\n"])
+@pytest.mark.parametrize(
+    "text", ["", "onnx,vnnlib\n", ",".join(COLUMNS) + "\na,b,1,maybe,1,\n", "a" * 200_000 + "\n"]
+)
 def test_other_files_are_not_overwritten(text, tmp_path):
     path = tmp_path / "results.csv"
     path.write_text(text)
     with pytest.raises(BuffetError, match="result"):
         run_list([Instance("a", "b", 1.0)], tmp_path, path, method="baseline", workers=1, threads=1)
     assert path.read_text() == text
-
-
-def test_answers_are_held_against_another_verifier(tmp_path):
-    given = {"a": "unsat", "b": "unsat", "c": "timeout", "d": "sat", "e": "unsat"}
-    rows = [
-        Row(Instance("dir/n.onnx", f"dir/{name}.vnnlib.gz", 1.0), said, 1.0) for name, said in given.items()
-    ]
-    path = tmp_path / "peer.csv"
-    said = {"a": "holds", "b": "timeout", "c": "unsat", "d": "unsat"}
-    path.write_text("vnnlib,Other 2023,seconds\n" + "".join(f"{a}.vnnlib,{b},1\n" for a, b in said.items()))
-    found = compare(rows, read_peer(path))
-    assert (found.peer, found.common, found.both) == ("Other 2023", 4, 1)
-    assert (found.only_ours, found.only_theirs, found.contradictions) == (("b",), ("c",), ("d",))
-    path.write_text("onnx,vnnlib,result\nother.onnx,a.vnnlib,unsat\n")
-    assert compare(rows, read_peer(path)).common == 0
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -210,16 +203,12 @@ def test_the_command_prints_what_the_competition_wants(run, network, tmp_path):
 
 
 def test_the_command_runs_a_list(run, listed, tmp_path):
-    peers = tmp_path / "peers.csv"
-    peers.write_text("vnnlib,result\nsafe.vnnlib,timeout\npacked.vnnlib,unsat\n")
-    options = ("--workers", 1, "--threads", 1, "--method", "baseline", "--peers", peers)
+    options = ("--workers", 1, "--threads", 1, "--method", "baseline")
     found = run("vnncomp", listed, "-o", tmp_path / "r.csv", *options)
     assert found.code == 1
     assert "4 instances" in found.out
-    assert "decided here only: 1 (safe)" in found.out
     told = json.loads(run("vnncomp", listed, "-o", tmp_path / "r.csv", *options, "--json").out)
     assert told["counts"] == {"unsat": 2, "sat": 1, "error": 1}
-    assert told["peer"]["only_theirs"] == []
 
 
 def test_complaints_are_one_line(run, network, tmp_path):
@@ -262,9 +251,6 @@ def test_the_scripts_write_what_the_competition_reads(network, tool, tmp_path):
     assert results.read_text().startswith("sat\n((X_0 ")
     assert script("run_instance.sh", tool, "v1", "some", network, tmp_path / "gone", results, 60) == 0
     assert results.read_text() == "error\n"
-
-
-SCRIPTS = Path(__file__).parents[2] / "vnncomp"
 
 
 @pytest.mark.parametrize("name", ["install_tool.sh", "prepare_instance.sh", "run_instance.sh"])

@@ -4,79 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import models, normalizers, pre_tokenizers
 
 import buffet
 from buffet.errors import BuffetError
-from buffet.loading.config import ModelConfig
-from buffet.loading.network import build_program
-from buffet.loading.tokenizer import Tokenizer, framed
 from buffet.report.words import WordsReport
 from buffet.words import Flip, read_synonyms
 from buffet.words.answer import answered_each
 from buffet.words.nearest import nearest_words
-from buffet.words.reading import Reading
 from buffet.words.typos import NEIGHBOURS, all_typos, typos
-from command_line import Run, one_line, runner
+from command_line import Run, one_line
 from tiny_checkpoint import write_model
+from word_pieces import pieces
 
 TEXT = "good film , bad plot"
 SWAP = {"good": ["great", "warm", "dull"], "film": ["story", "cast"], "plot": ["heart", "acting", "mess"]}
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "a",
-    "film",
-    "grip",
-    "##ping",
-    "good",
-    "dull",
-    ",",
-    "movie",
-    "##s",
-]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return runner(capsys, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-def pieces(seed: int = 0) -> buffet.Model:
-    """A random model with word pieces and token types."""
-    inner = RawTokenizer(models.WordPiece({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
-    inner.normalizer = normalizers.BertNormalizer()
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer = Tokenizer.of(framed(inner, ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], pairs=True))
-    config = ModelConfig(
-        vocab_size=len(PIECES),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        hidden_act="relu",
-        max_position_embeddings=16,
-        type_vocab_size=2,
-        layer_norm="no_var",
-    )
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in config.shapes().items()}
-    return buffet.Model("pieces", config, build_program(config, tensors), tokenizer, tensors)
 
 
 def undecided(directory: Path, seed: int) -> Path:
@@ -181,53 +133,6 @@ def test_the_same_tokens_are_counted_once_and_unknown_words_told(tiny: Path) -> 
     assert [left.reason for left in known.left_out if left.text == "zzz"] == ["not in the vocabulary"]
 
 
-LETTERS = [*"abΣσ'.,!?-()n’é́ß中İ ", "n't", "...", "film", "good", "[UNK]", "[SEP]", "\t", "\u00a0", "ﬁ"]
-
-
-@pytest.mark.parametrize("normalizer", [normalizers.BertNormalizer(), None])
-def test_a_piece_between_spaces_is_read_as_in_its_sentence(
-    normalizer: normalizers.Normalizer | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = buffet.load()
-    assert model.tokenizer is not None
-    if normalizer is not None:
-        inner = RawTokenizer(models.WordPiece({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
-        inner.normalizer, inner.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
-        model = replace(model, tokenizer=Tokenizer.of(framed(inner, PIECES[:4])))
-    assert model.tokenizer is not None
-    assert model.tokenizer.by_pieces
-    rng = random.Random(0)
-    compared = 0
-    for _ in range(150):
-        text = " ".join("".join(rng.choices(LETTERS, k=rng.randint(1, 5))) for _ in range(rng.randint(1, 5)))
-        texts = ["".join(rng.choices(LETTERS, k=rng.randint(1, 4))) for _ in range(6)]
-        try:
-            reading = Reading.of(model, text, None)
-        except BuffetError:
-            continue
-        for word in reading.words():
-            quick = reading.tokens_of(word, texts)
-            with monkeypatch.context() as patch:
-                patch.setattr(Reading, "_piece", lambda self, word: None)
-                assert reading.tokens_of(word, texts) == quick
-            compared += 1
-    assert compared > 100
-
-
-def test_tokenizers_that_look_across_spaces_read_whole_sentences() -> None:
-    inner = RawTokenizer(models.WordLevel({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    assert Tokenizer.of(framed(inner, PIECES[:4])).by_pieces
-    inner.normalizer = normalizers.Replace(" ", "_")
-    assert not Tokenizer.of(framed(inner, PIECES[:4])).by_pieces
-    inner.normalizer = normalizers.NFC()
-    inner.pre_tokenizer = pre_tokenizers.Metaspace()
-    assert not Tokenizer.of(framed(inner, PIECES[:4])).by_pieces
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.add_tokens(["two words"])
-    assert not Tokenizer.of(framed(inner, PIECES[:4])).by_pieces
-
-
 def test_words_of_both_texts_of_a_pair_may_be_exchanged() -> None:
     model = pieces()
     found = buffet.substitutions(
@@ -266,6 +171,7 @@ def test_files_of_synonyms(tmp_path: Path) -> None:
     for content, complaint in (
         ("[1]", "one object"),
         ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
         ('{"a": [1]}', "a list of words"),
     ):
         path.write_text(content)
@@ -351,6 +257,7 @@ def test_certify_with_a_file_and_typos(run: Run, tiny: Path, tmp_path: Path) -> 
         (("--swap", "good"), "gripping=dull,boring"),
         (("--swap", "story=film"), "no word 'story'"),
         (("--swap", "good=great", "--eps", "1"), "--eps"),
+        (("--swap", "good=great", "--norm", "inf"), "--norm"),
         (("--swap", "good=great", "--at-most", "0"), "at_most is 0"),
         (("--at-most", "1"), "--at-most"),
         (("--most-synonyms", "1"), "is about --synonyms"),

@@ -115,7 +115,7 @@ class LeafBounds:
         negative, part = mine.signbit(), place.part
         whole = []
         for lines, base in ((slope, slopes), (intercept, intercepts)):
-            full = base.expand_as(reached).clone()
+            full = base.expand_as(reached).clone(memory_format=torch.contiguous_format)
             full[0].view(-1, full.shape[-1])[place.where] = torch.where(
                 negative, lines[1, part], lines[0, part]
             )
@@ -167,7 +167,7 @@ class LeafBounds:
         leaves = own.lower_slope.shape[-1]
         steep = torch.maximum(own.lower_slope.abs(), own.upper_slope.abs()).amax(-1)
         high = torch.maximum(own.lower_intercept.abs(), own.upper_intercept.abs()).amax(-1)
-        slopes, intercepts = torch.zeros_like(base.lower_slope), torch.zeros_like(base.lower_slope)
+        slopes, intercepts = base.lower_slope.new_zeros(2, *base.lower_slope.shape)
         for full, most in ((slopes, steep), (intercepts, high)):
             full[0, : place.tokens].view(-1)[place.where] = most
         whole = self._exact.errors.of_lines(place.node, (slopes, intercepts))

@@ -90,7 +90,7 @@ def within(limits: Limits, index: int, box: Box) -> Box:
     own = {place: ends for (node, place), ends in limits.items() if node == index}
     if not own:
         return box
-    lower, upper = box.lower.clone(), box.upper.clone()
+    lower, upper = torch.stack([box.lower, box.upper])  # views by place need a layout of their own
     for place, (low, high) in own.items():
         a, b = max(float(lower.view(-1)[place]), low), min(float(upper.view(-1)[place]), high)
         lower.view(-1)[place], upper.view(-1)[place] = (a, b) if a <= b else (low, high)

@@ -148,7 +148,7 @@ def _leaves(grown: Grown, shared: Mapping[int, Tensors]) -> Iterator[tuple[Cuts,
 
 
 def _with(value: Tensor, where: Tensor, slopes: Tensor) -> Tensor:
-    changed = value.clone()
+    changed = value.clone(memory_format=torch.contiguous_format)
     changed.view(-1)[where] = slopes.to(changed)
     return changed
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from buffet.cli.terminal import console_of, plain_table
 from buffet.printing import plural, round_down
 from buffet.report.answer import CertifyReport, shades, shown
 from buffet.report.scale import RAMP, ink
@@ -20,9 +20,7 @@ BAR_WIDTH = 12
 
 def print_report(report: CertifyReport, html: Path | None) -> None:
     """The answer for people; a page that was written is named at the end."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
+    console = console_of(120)
     console.print()
     for line in _heat_map(report):
         console.print(line)
@@ -70,7 +68,7 @@ def _legend(whole: str) -> Text:
 
 def _table(report: CertifyReport) -> Table:
     at_eps = report.query.eps is not None
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("#", justify="right", style="dim")
     table.add_column(report.unit, overflow="fold")
     if at_eps:

@@ -1,6 +1,6 @@
 """The `buffet` command: which commands there are, and how every error reaches the user.
 
-A new command is a function with typer annotations in a file of its own and one entry in `COMMANDS`. All of
+A new command is a function with typer annotations in a file of its own, and its name in `COMMANDS`. All of
 these files are imported for any of them, so they import PyTorch, and whatever does, inside the functions that
 need it: help takes a third of a second instead of two and a half.
 """
@@ -10,69 +10,26 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 import buffet
-from buffet.cli.bench import EXAMPLES as BENCH_EXAMPLES
-from buffet.cli.bench import bench
-from buffet.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
-from buffet.cli.certify import certify
-from buffet.cli.check import EXAMPLES as CHECK_EXAMPLES
-from buffet.cli.check import check
-from buffet.cli.evaluate import EXAMPLES as EVALUATE_EXAMPLES
-from buffet.cli.evaluate import evaluate
-from buffet.cli.methods import methods
-from buffet.cli.models import models
-from buffet.cli.report import EXAMPLES as REPORT_EXAMPLES
-from buffet.cli.report import report
-from buffet.cli.reproduce import EXAMPLES as REPRODUCE_EXAMPLES
-from buffet.cli.reproduce import reproduce
-from buffet.cli.soundness import EXAMPLES as SOUNDNESS_EXAMPLES
-from buffet.cli.soundness import soundness
-from buffet.cli.summary import EXAMPLES as SUMMARY_EXAMPLES
-from buffet.cli.summary import summary
-from buffet.cli.sweep import EXAMPLES as SWEEP_EXAMPLES
-from buffet.cli.sweep import sweep
-from buffet.cli.train import EXAMPLES as TRAIN_EXAMPLES
-from buffet.cli.train import train
-from buffet.cli.vnncomp import EXAMPLES as VNNCOMP_EXAMPLES
-from buffet.cli.vnncomp import vnncomp
 from buffet.errors import BuffetError, one_line
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.openmp import spin_briefly
 
 LONGEST = 1000
 """Characters of a complaint: what it quotes may be a whole file."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A function with typer annotations; its docstring is the help, the examples come after the options."""
-
-    run: Callable[..., None]
-    examples: tuple[str, ...] = ()
-
-
-COMMANDS: Mapping[str, Command] = {
-    "certify": Command(certify, CERTIFY_EXAMPLES),
-    "evaluate": Command(evaluate, EVALUATE_EXAMPLES),
-    "check": Command(check, CHECK_EXAMPLES),
-    "vnncomp": Command(vnncomp, VNNCOMP_EXAMPLES),
-    "models": Command(models),
-    "methods": Command(methods),
-    "train": Command(train, TRAIN_EXAMPLES),
-    "sweep": Command(sweep, SWEEP_EXAMPLES),
-    "summary": Command(summary, SUMMARY_EXAMPLES),
-    "report": Command(report, REPORT_EXAMPLES),
-    "reproduce": Command(reproduce, REPRODUCE_EXAMPLES),
-    "soundness": Command(soundness, SOUNDNESS_EXAMPLES),
-    "bench": Command(bench, BENCH_EXAMPLES),
-}
+COMMANDS = (
+    *("certify", "evaluate", "check", "vnncomp", "models", "methods", "train"),
+    *("sweep", "summary", "report", "reproduce", "soundness", "bench"),
+)
+"""Every command is the function of this name in the file of this name; examples there (`EXAMPLES`) follow the
+options in its help."""
 
 
 def _epilog(examples: Sequence[str]) -> str | None:
@@ -111,8 +68,9 @@ def _root(
     """The options that go before a command."""
 
 
-for _name, _command in COMMANDS.items():
-    app.command(_name, epilog=_epilog(_command.examples))(_command.run)
+for _name in COMMANDS:
+    _module = import_module(f"buffet.cli.{_name}")
+    app.command(_name, epilog=_epilog(getattr(_module, "EXAMPLES", ())))(getattr(_module, _name))
 
 
 @cache

@@ -24,7 +24,7 @@ EXAMPLES = (
     "buffet bench --methods baseline,backward --json > before.json",
     "buffet bench --methods baseline,backward --against before.json --fail-above 1.2",
     "buffet bench --layers 12 --tokens 16 --width 128 --methods baseline,backward,backward/2 --limit 600",
-    "buffet bench --full --json > bench.json",
+    "buffet bench --layers 1,3,6 --tokens 8,16,32 --width 128 --json > bench.json",
 )
 SIZES = ("layers", "tokens", "width", "inner", "pooling", "words")
 
@@ -42,7 +42,6 @@ def bench(
     tokens: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these.")] = None,
     width: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Only these.")] = None,
     words: Annotated[int, typer.Option(metavar="N", help="Words that move, each a task of the batch.")] = 1,
-    full: Annotated[bool, typer.Option("--full", help="The whole grid. It takes hours.")] = False,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="CPU time for one case.")] = 60.0,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for one case.")] = "8GB",
     device: Device = "cpu",
@@ -61,13 +60,13 @@ def bench(
     limits becomes a row that says so. CPU time is also given in units of **M**, one 1024³ float32 matrix
     product on the same core, so that figures of different machines can be compared.
 
-    By default: a group of fixed cases (8 tokens, width 64, feed-forward 128; and a wide one), every method at
-    3 layers, 16 tokens, width 128, and one axis at a time varied around that for some methods. With sizes
-    given: all their combinations, for every method. Methods that learn take 10 steps.
+    By default: a group of fixed cases (8 tokens, width 64, feed-forward 128; and a wide one), and every
+    method at 3 layers, 16 tokens, width 128. With sizes given: all their combinations, for every method.
+    Methods that learn take 10 steps.
 
     Exit code 0: done. 1: slower than **--fail-above** allows. 2: bad input.
     """
-    from buffet.lab.bench.cases import FIXED, selection
+    from buffet.lab.bench.cases import selection
     from buffet.lab.bench.comparison import compare
     from buffet.lab.bench.running import BenchLimits, document, run_cases
     from buffet.system.devices import device_named
@@ -77,9 +76,7 @@ def bench(
     old = _read(against) if against else None
     sizes = _numbers("--layers", layers), _numbers("--tokens", tokens), _numbers("--width", width)
     chosen = [name.strip() for name in methods.split(",")] if methods else []
-    grid = selection(*sizes, chosen, words, full=full)
-    fixed = [] if any(sizes) or words > 1 else [c for c in FIXED if not chosen or c.method in chosen]
-    cases = list(dict.fromkeys([*fixed, *grid]))
+    cases = list(dict.fromkeys(selection(*sizes, chosen, words)))
     limits = BenchLimits(limit, parse_memory(memory))
     device_named(device)
     rows: list[BenchRow] = []

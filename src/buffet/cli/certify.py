@@ -30,14 +30,13 @@ EXAMPLES = (
     "buffet certify TEXT --synonyms synonyms.json --at-most 2",
     "buffet certify TEXT --typos 10 --at-most 1",
     "buffet certify TEXT --eps 0.5 --certificate proof.safetensors   # then: buffet check proof.safetensors",
-    "buffet certify TEXT --eps 0.5 --method o-buffet --steps 1000 --trace margins.svg",
     "buffet certify TEXT --model path/to/checkpoint --threads 2 --memory 4GB",
     "buffet certify digits:17 --model digits-vit --norm inf --words together",
 )
 
 REPLACEABLE = (*PARTS, "steps", "rate", "window", "cells")
 """What may be replaced in a method."""
-OF_THIS_MACHINE = ("html", "json", "trace", "certificate", "threads", "memory")
+OF_THIS_MACHINE = ("html", "json", "certificate", "threads", "memory")
 """Options that do not change the answer: the command that repeats it does without them."""
 CHOICES = {part: ", ".join(names) for part, names in PARTS.items()}
 
@@ -161,14 +160,6 @@ def certify(
             " together. Half of it is for the certificate, if one is to be written.",
         ),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --eps and a method that learns: write the margin at every step, as a picture"
-            " (.svg, .png, .pdf) against 0 and the baseline, or else as CSV. It takes all steps then.",
-        ),
-    ] = None,
     label: Annotated[
         str | None,
         typer.Option(
@@ -245,7 +236,6 @@ def certify(
         parts={part: given[part] for part in REPLACEABLE},
         search=search,
         budget=budget if budget is None else checked_budget(budget),
-        trace=trace,
         label=label,
         attack=not no_attack,
         best=best,
@@ -316,8 +306,8 @@ def _check_exchange(request: Request, certificate: Path | None) -> None:
     """Refuse what is about balls only."""
     given = {
         "--eps": request.eps,
+        "--norm": None if request.norm == 2 else request.norm,
         "--words": None if request.words == "all" else request.words,
-        "--trace": request.trace,
         "--certificate": certificate,
         "--best": request.best or None,
     }
@@ -329,20 +319,19 @@ def _check(request: Request, html: Path | None, certificate: Path | None) -> Non
     """Refuse what cannot be answered or written, before any work."""
     from buffet.search.root_finding import ROOT_FINDERS
 
-    chosen, known = request.chosen, ", ".join(ROOT_FINDERS)  # an unknown part of a method is an error here
+    request.chosen  # noqa: B018 (an unknown part of a method is an error here)
     if request.search not in ROOT_FINDERS:
+        known = ", ".join(ROOT_FINDERS)
         raise BuffetError(f"--search: unknown search {request.search!r}; choose one of: {known}")
-    if request.trace is not None and not (request.eps is not None and chosen.learns):
-        raise BuffetError("--trace: there are steps to record only with --eps and a method that learns")
     if certificate is not None and request.pair is not None:
         raise BuffetError("--certificate: is about one text; leave --pair or --certificate out")
     if certificate is not None and request.eps is None:
         raise BuffetError("--certificate: a certificate is about one size; give it with --eps")
-    paths = [path for path in (html, request.trace, certificate) if path is not None]
+    paths = [path for path in (html, certificate) if path is not None]
     for path in paths:
         check_writable(path)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise BuffetError("--html, --trace and --certificate: each needs a file of its own")
+        raise BuffetError("--html and --certificate: each needs a file of its own")
 
 
 def _idle(request: Request) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 from buffet.cli.parameters import Json
 from buffet.cli.terminal import plain_table, print_json, print_table
 from buffet.loading.directories import DEFAULT, MODELS, available
-from buffet.printing import round_up
+from buffet.printing import plural, round_up
 
 
 def models(
@@ -63,8 +63,9 @@ def _check(source: str, json: bool) -> None:
     if json:
         print_json({"name": model.name, "labels": list(model.labels), "difference": difference})
         return
+    layers = plural(config.num_hidden_layers, "layer")
     typer.echo(
-        f"{model.name}: {config.num_hidden_layers} layers, width {config.hidden_size}, classes"
+        f"{model.name}: {config.num_hidden_layers} {layers}, width {config.hidden_size}, classes"
         f" {', '.join(model.labels)}; logits differ by {round_up(difference)} at most"
     )
 

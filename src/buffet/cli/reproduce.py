@@ -23,7 +23,7 @@ EXAMPLES = (
     "buffet reproduce --data path/to/data --out results",
     "buffet reproduce --data path/to/data --out results --models path/to/models --workers 1",
     "buffet reproduce --data path/to/data --out paper --scale paper --hours 12",
-    "buffet reproduce --data path/to/data --out results --draw-only",
+    "buffet reproduce --data path/to/data --out results --hours 0   # draw what is there",
     "buffet reproduce --draw-from docs/results --out docs/results",
 )
 
@@ -48,14 +48,11 @@ def reproduce(
         float | None,
         typer.Option(
             metavar="H",
-            help="Begin no work after so long; the same command goes on later. Default: no limit.",
+            help="Begin no work after so long, and draw what there is; the same command resumes later.",
         ),
     ] = None,
     norm: Annotated[str, typer.Option(metavar="P", help="The norm of the balls: 1, 2 or inf.")] = "1",
     workers: Workers = None,
-    draw_only: Annotated[
-        bool, typer.Option("--draw-only", help="Do no further work; draw what there is so far.")
-    ] = False,
     draw_from: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Draw everything anew from the file **rows-SCALE.ndjson** there."),
@@ -63,10 +60,10 @@ def reproduce(
 ) -> None:
     """Train the models, certify the tasks, and draw every figure and table of the paper's evaluation.
 
-    Into DIR go **models**, **rows.ndjson** (for **buffet summary**), **margins**, then **figures** (SVG,
-    PNG, CSV), **tables** (Markdown, LaTeX, CSV), **index.md**, which shows them all with what is needed
-    to repeat them, **claims.md**, which holds the paper's claims against them, and **rows-SCALE.ndjson**,
-    from which all of these are drawn and which names no sentence.
+    Into DIR go **models**, **rows.ndjson** (for **buffet summary**), **margins**, then **figures**,
+    **index.md**, which shows them and all tables with what is needed to repeat them, **claims.md**, which
+    holds the paper's claims against them, and **rows-SCALE.ndjson**, from which all of these are drawn and
+    which names no sentence.
 
     The scale **small** trains five models of width 128; it is meant for an hour on 2 cores. The scale
     **paper** trains the 10 models of the paper and asks 140 tasks of each: days on one machine.
@@ -88,8 +85,8 @@ def reproduce(
     chosen = _scale(scale, norm)
     if workers is not None:
         within("--workers", workers, 1, 4096)
-    if hours is not None and not 0 < hours < 1e6:
-        raise BuffetError(f"--hours: got {hours:g}; give a number above 0")
+    if hours is not None and not 0 <= hours < 1e6:
+        raise BuffetError(f"--hours: got {hours:g}; give a number, 0 or more")
     if models is not None and not models.is_dir():
         raise BuffetError(f"--models: {models}: no such directory; leave it out to train the models")
     place = evaluation.Workspace(data, _prepared(out), models)
@@ -99,7 +96,6 @@ def reproduce(
             chosen,
             LocalFleet(workers, 1),
             command=_command(chosen),
-            draw_only=draw_only,
             trained_only=trained_only,
             hours=hours,
             report=report,

@@ -19,17 +19,15 @@ from buffet.cli.options import (
     parse_label,
     parse_words,
 )
-from buffet.engine import Engine, bound_margins
+from buffet.engine import Engine
 from buffet.loading import Encoding, ImageModel, Model, load_checkpoint
 from buffet.loading.images import pixel_box
-from buffet.methods import METHODS, Method, method_named
-from buffet.optimisation.context import Context
+from buffet.methods import Method, method_named
 from buffet.query import clean_answer
 from buffet.regions import LpBall, Region
 from buffet.report import (
     CertifyReport,
     ModelInfo,
-    NearWord,
     Picture,
     QueryInfo,
     TaskResult,
@@ -37,9 +35,7 @@ from buffet.report import (
     Versions,
     together,
 )
-from buffet.report.margin_trace import MarginTrace
 from buffet.search.radius import radius
-from buffet.system.files import write_atomically
 from buffet.system.parallel import cores
 from buffet.verification.verify import verify
 from buffet.words.nearest import nearest_words
@@ -65,7 +61,6 @@ class Request:
     parts: Mapping[str, str | int | float | None]  # replaced parts of the method
     search: str
     budget: float | None
-    trace: Path | None
     label: str | None
     attack: bool
     best: bool  # the largest margin, not just a proof
@@ -96,7 +91,8 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
     encoding = model.encode(*request.texts)
     tasks = parse_words(request.words, encoding, special=request.special)
     apart = Engine(memory=request.memory).parallel(request.chosen) and request.device == "cpu"
-    useful = cores() if request.chosen.cells > 1 else min(cores(), len(tasks))
+    cut = request.chosen.cells > 1 or request.budget is not None
+    useful = cores() if cut else min(cores(), len(tasks))
     torch.set_num_threads(request.threads or (useful if apart else 1))
     x = model.embed(*request.texts)
     logits = model.program64.evaluate(x.double())
@@ -104,7 +100,7 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
     label, clean = clean_answer(model, regions[0], parse_label(request.label, model.labels))
     answer = _radii if request.eps is None else _verdicts
     results, evaluations, seconds, attack_seconds = [], 0, 0.0, 0.0
-    end, traces = end_of(request, share), list[MarginTrace]()
+    end = end_of(request, share)
     for done, region in enumerate(regions):
 
         def report(share: float, done: int = done) -> None:
@@ -115,10 +111,7 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
         results += part.tasks
         evaluations, seconds = evaluations + part.evaluations, seconds + part.seconds
         attack_seconds += part.attack_seconds
-        traces += [part.trace] if part.trace else []
         end = time.perf_counter() if part.interrupted else end
-    if request.trace:
-        _record(request.trace, MarginTrace.together(traces))
     if not isinstance(model, ImageModel):
         results = [_with_neighbours(model, encoding, task, request.norm) for task in results]
     order = {task: place for place, task in enumerate(tasks)}
@@ -127,12 +120,7 @@ def run(request: Request, progress: Progress, share: float = 1.0) -> CertifyRepo
     return CertifyReport(
         text=request.text,
         tokens=_tokens(encoding),
-        model=ModelInfo(
-            name=model.name,
-            labels=model.labels,
-            layers=model.config.num_hidden_layers,
-            width=model.config.hidden_size,
-        ),
+        model=ModelInfo.of(model),
         query=_query(request, label),
         answer=int(logits.argmax()),
         logits=tuple(logits.tolist()),
@@ -154,7 +142,7 @@ def _with_neighbours(model: Model, encoding: Encoding, task: TaskResult, norm: f
     """A task with the words of the vocabulary nearest to what moves in it."""
     most = NEAREST if len(task.words) == 1 else 1
     found, held = nearest_words(model, encoding, task.words, norm, task.certified, most)
-    return task.model_copy(update={"nearest": tuple(NearWord(**vars(w)) for w in found), "held": held})
+    return task.model_copy(update={"nearest": found, "held": held})
 
 
 def _tokens(encoding: Encoding) -> tuple[Token, ...]:
@@ -163,14 +151,6 @@ def _tokens(encoding: Encoding) -> tuple[Token, ...]:
         Token(index=i, token=token, special=special, unknown=unknown)
         for i, (token, special, unknown) in enumerate(named)
     )
-
-
-def _record(path: Path, trace: MarginTrace) -> None:
-    """Write the margins at every step, if any was taken."""
-    if any(trace.curves):
-        write_atomically(path, trace.render(path))
-    else:
-        typer.echo(f"{path}: not written, as no step was taken: there is no bound to learn from", err=True)
 
 
 def _picture(model: Model, x: Tensor) -> Picture | None:
@@ -249,7 +229,6 @@ class _Part:
     evaluations: int
     seconds: float
     attack_seconds: float = 0.0
-    trace: MarginTrace | None = None
     interrupted: bool = False
 
 
@@ -277,7 +256,9 @@ def _radii(
         )
         for task in found.records()
     ]
-    return _Part(tasks, found.evaluations, found.seconds, found.attack_seconds)
+    if found.interrupted:
+        typer.echo("note: interrupted", err=True)
+    return _Part(tasks, found.evaluations, found.seconds, found.attack_seconds, interrupted=found.interrupted)
 
 
 def _verdicts(
@@ -285,13 +266,6 @@ def _verdicts(
 ) -> _Part:
     """The verdict of every task at the given ε."""
     assert request.eps is not None
-    engine = Engine(memory=request.memory)
-    told, end = None, end_of(request)
-    if request.trace:
-        ball, baseline = region.with_eps(request.eps), METHODS["baseline"]
-        plain = bound_margins(model, ball, baseline, label, engine, context=Context(deadline=end))
-        names = ["+".join(f"{i} {encoding.tokens[i]}" for i in words) for words in region.moved.tolist()]
-        told = MarginTrace(names, plain.amin(-1).tolist())
     moves: Region = region.with_eps(request.eps)
     if isinstance(model, ImageModel) and math.isinf(region.p):
         moves = pixel_box(region.center, region.moved, request.eps)
@@ -302,11 +276,10 @@ def _verdicts(
         request.chosen,
         label=label,
         falsify=AttackSettings(seed=request.seed) if request.attack else False,
-        budget=_until(request, end).budget,
+        budget=request.budget,
         best=request.best,
-        trace=told,
         seed=request.seed,
-        engine=engine,
+        engine=Engine(memory=request.memory),
     )
     progress(1.0)
     if found.progress:
@@ -321,4 +294,4 @@ def _verdicts(
         )
         for task in found.records()
     ]
-    return _Part(tasks, 1, found.seconds, trace=told, interrupted=found.interrupted)
+    return _Part(tasks, 1, found.seconds, interrupted=found.interrupted)

@@ -1,4 +1,4 @@
-"""`buffet soundness`: try to break every method's bounds, and see whether broken bounds would be noticed."""
+"""`buffet soundness`: try to break every method's bounds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buffet.cli.parameters import Json
-from buffet.cli.terminal import print_json, print_rows, progress_bar, progress_line
+from buffet.cli.terminal import print_json, print_rows, progress_line
 
 if TYPE_CHECKING:
     from buffet.lab.soundness import CampaignState, Violation
-    from buffet.lab.soundness.mutants import Caught
 
 EXAMPLES = (
     "buffet soundness",
     "buffet soundness --networks 1000 --points 500 --seed 7000 --json",
     "buffet soundness --networks 1 --seed 7031 --method backward",
     "buffet soundness --extreme --networks 5000 --points 250",
-    "buffet soundness --mutants",
 )
 
 
@@ -36,9 +34,6 @@ def soundness(
     extreme: Annotated[
         bool,
         typer.Option("--extreme", help="Networks at the edges of floating point, against exact values."),
-    ] = False,
-    mutants: Annotated[
-        bool, typer.Option("--mutants", help="Break the engine in many ways; every one must be noticed.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -58,17 +53,13 @@ def soundness(
     nothing is tolerated. Otherwise points are evaluated in float64, and what breaks a bound by less than
     1e-9 of the largest number upstream is put down to that.
 
-    With **--mutants**, the engine is broken on purpose, one mistake at a time.
-
-    Exit code 0: nothing broke a bound (every mutant was noticed). 1: something did (one was not).
+    Exit code 0: nothing broke a bound. 1: something did.
     """
     import torch
 
     from buffet.lab.soundness import EXTREME, ORDINARY, campaign
 
     torch.set_num_threads(1)
-    if mutants:
-        raise typer.Exit(_mutants(json))
     progress = campaign(networks, points, seed, method, EXTREME if extreme else ORDINARY)
     raise typer.Exit(_campaign(progress, networks, seed, json))
 
@@ -110,25 +101,3 @@ def _print(now: CampaignState) -> None:
 def _told(v: Violation) -> str:
     where = f"task {v.task} of seed {v.seed} ({v.case})"
     return f"{v.method}, {v.claim}: {v.value!r} is below {v.bound!r} in {where}"
-
-
-def _mutants(json: bool) -> int:
-    from buffet.lab.soundness.mutants import hunt
-    from buffet.lab.soundness.mutations import MUTANTS
-
-    caught: list[Caught] = []
-    with progress_bar("hunting") as report:
-        for mutant in MUTANTS:
-            caught.append(hunt(mutant))
-            report(len(caught) / len(MUTANTS))
-    missed = [c for c in caught if c.violation is None]
-    if json:
-        print_json({"mutants": [asdict(c) for c in caught], "missed": len(missed)})
-        return 1 if missed else 0
-    rows = []
-    for c in caught:
-        where = (c.violation.claim, c.violation.method) if c.violation else ("NOT NOTICED", "")
-        rows.append((c.mutant, c.what, *where, f"{c.seconds:.1f}"))
-    print_rows(("mutant", "what is broken", "noticed in", "by", "seconds"), rows)
-    typer.echo(f"{len(caught) - len(missed)} of {len(caught)} mutants noticed")
-    return 1 if missed else 0

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from buffet.cli.answer import VERDICT_STYLES
 from buffet.cli.options import parse_label
 from buffet.cli.request import Request
+from buffet.cli.terminal import console_of, plain_table
 from buffet.engine import Engine
 from buffet.errors import BuffetError, one_line
 from buffet.loading import ImageModel, load_checkpoint
 from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
-from buffet.report.words import SHOWN, FewerWords, FlippedSentence, Ignored, Offer, WordResult, WordsReport
+from buffet.report.words import FewerWords, Offer, WordResult, WordsReport
 from buffet.words import Answer, Substitutions, substitutions
 
 
@@ -87,19 +86,14 @@ def answer(request: Request, exchange: Exchange) -> WordsReport:
     return WordsReport(
         text=request.text,
         pair=request.pair,
-        model=ModelInfo(
-            name=model.name,
-            labels=model.labels,
-            layers=model.config.num_hidden_layers,
-            width=model.config.hidden_size,
-        ),
+        model=ModelInfo.of(model),
         method=request.method,
         at_most=found.at_most,
         label=done.label,
         answer=int(logits.argmax()),
         clean_margin=done.clean_margin,
         words=tuple(_words(found)),
-        ignored=tuple(Ignored(**vars(one)) for one in found.left_out),
+        ignored=found.left_out,
         **_facts(done),
         fewer=tuple(FewerWords(at_most=one.at_most, **_facts(one)) for one in fewer),
         command=request.command,
@@ -114,7 +108,7 @@ def _facts(done: Answer) -> dict[str, Any]:
         "shapes": done.shapes,
         "verdict": done.verdict,
         "margin": done.margin,
-        "flip": None if done.flip is None else FlippedSentence(**vars(done.flip)),
+        "flip": done.flip,
         "unknown": done.unknown,
         "seconds": done.seconds,
     }
@@ -131,15 +125,13 @@ def _words(found: Substitutions) -> Iterator[WordResult]:
 
 def print_words(report: WordsReport, html: Path | None) -> None:
     """The answer for people: every word with its substitutes, what is proven or which sentence flips."""
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    console = console_of(120)
+    table = plain_table()
     table.add_column("#", justify="right", style="dim")
     table.add_column("word", overflow="fold")
     table.add_column("may be exchanged for", overflow="fold")
     for word in report.words:
-        table.add_row("+".join(map(str, word.rows)), Text(word.word), _offers(word.substitutes))
+        table.add_row("+".join(map(str, word.rows)), Text(word.word), Text(word.some or "—"))
     console.print()
     console.print(table)
     console.print()
@@ -147,16 +139,6 @@ def print_words(report: WordsReport, html: Path | None) -> None:
         console.print(line, soft_wrap=True)
     if html is not None:
         console.print(Text(f"report: {html}"), soft_wrap=True)
-
-
-def _offers(offers: Sequence[Offer]) -> Text:
-    if not offers:
-        return Text("—", "dim")
-    line = Text(", ").join(
-        Text(offer.text + (" [UNK]" if offer.unknown else ""), "dim" if offer.unknown else "")
-        for offer in offers[:SHOWN]
-    )
-    return line.append(f" … {len(offers) - SHOWN} more", "dim") if len(offers) > SHOWN else line
 
 
 def _summary(report: WordsReport) -> Iterator[Text]:

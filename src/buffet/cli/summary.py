@@ -12,7 +12,7 @@ from rich.text import Text
 from buffet.cli.parameters import Json
 from buffet.cli.terminal import plain_table, print_json, print_table
 
-EXAMPLES = ("buffet summary rows.ndjson", "buffet summary rows.ndjson --reference lse --markdown")
+EXAMPLES = ("buffet summary rows.ndjson", "buffet summary rows.ndjson --reference lse")
 
 
 def summary(
@@ -21,7 +21,6 @@ def summary(
         str, typer.Option(metavar="METHOD", help="The method the others are compared with.")
     ] = "baseline",
     json: Json = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print a table in Markdown.")] = False,
 ) -> None:
     """Compare the methods of a sweep: one line per model, norm and method.
 
@@ -30,13 +29,11 @@ def summary(
     it is at least 0.8 and 0.5. **time ×**: seconds divided by the reference's, over the same tasks.
     """
     from buffet.experiments.rows import read_rows
-    from buffet.experiments.summary import HEADER, cells, markdown, summarise
+    from buffet.experiments.summary import HEADER, cells, summarise
 
     lines = summarise(read_rows(rows), reference)
     if json:
         print_json([asdict(line) for line in lines])
-    elif as_markdown:
-        typer.echo(markdown(lines), nl=False)
     else:
         table = plain_table()
         for place, name in enumerate(HEADER):

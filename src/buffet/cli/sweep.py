@@ -70,9 +70,8 @@ def sweep(
         together = 1        # words that move at the same time
 
     Also: **seed**, **attack** = false, **sentences.min_words**, **sentences.correct** = false,
-    **radius.search**, **radius.tolerance**; to verify instead of searching radii, **what** = "verify" and
-    **verify.eps** = [0.1]; **run.workers**, **threads**, **limit**, **retries**, **memory** (bytes that a
-    worker's bounds may take; what takes more becomes a row that says so), **device**.
+    **radius.search**, **radius.tolerance**, **run.workers**, **threads**, **limit**, **retries**, **memory**
+    (bytes that a worker's bounds may take; what takes more becomes a row that says so), **device**.
 
     It can be interrupted at any moment, in any way: the same command continues, with nothing lost and
     nothing done twice. A task that fails or runs out of time becomes a row that says why.

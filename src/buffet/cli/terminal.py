@@ -24,17 +24,20 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def console_of(width: int) -> Console:
+    """Where answers are printed: a terminal, or lines of this width."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=width)
+
+
 def plain_table(*columns: str) -> Table:
     """A table without lines."""
     return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout; not cut to any width where that is not a terminal."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
-    console.print(table)
+    """A table on stdout; hardly cut where that is not a terminal."""
+    console_of(200).print(table)
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

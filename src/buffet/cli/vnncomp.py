@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,18 +15,17 @@ from buffet.cli.options import within
 from buffet.cli.parameters import Json, Method
 from buffet.cli.terminal import print_json, progress_line
 from buffet.errors import BuffetError
-from buffet.printing import counted, duration, listed
+from buffet.printing import counted, duration
 from buffet.system.files import check_writable
 from buffet.system.interruption import terminated_as_interrupted
 
 if TYPE_CHECKING:
-    from buffet.vnncomp.comparison import Comparison
     from buffet.vnncomp.listing import Row
 
 EXAMPLES = (
     "buffet vnncomp model.onnx property.vnnlib --timeout 100",
     "buffet vnncomp instances.csv -o results.csv",
-    "buffet vnncomp instances.csv -o results.csv --workers 1 --peers peers.csv",
+    "buffet vnncomp instances.csv -o results.csv --workers 1",
     "buffet vnncomp model.onnx property.vnnlib --certificate proof.safetensors",
 )
 TIMEOUT = 100.0
@@ -57,10 +55,6 @@ def vnncomp(
         typer.Option(metavar="N", help="Threads of each. Default: all cores, shared by the workers."),
     ] = None,
     method: Method = "buffet",
-    peers: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Another verifier's results: say who decides what."),
-    ] = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
@@ -87,7 +81,7 @@ def vnncomp(
 
     method_named(method)
     if spec is not None:
-        for option, value in (("--out", out), ("--workers", workers), ("--peers", peers)):
+        for option, value in (("--out", out), ("--workers", workers)):
             if value is not None:
                 raise BuffetError(f"{option} goes with a list of instances, not with a single one")
         if certificate is not None:
@@ -106,7 +100,7 @@ def vnncomp(
             )
         )
     raise typer.Exit(
-        _list(given, timeout, out, workers, threads, peers, json, method=method, certificates=certificate)
+        _list(given, timeout, out, workers, threads, json, method=method, certificates=certificate)
     )
 
 
@@ -139,29 +133,24 @@ def _list(
     out: Path | None,
     workers: int | None,
     threads: int | None,
-    peers: Path | None,
     json: bool,
     **how: Any,
 ) -> int:
     from buffet.system.parallel import cores
     from buffet.system.parallel import threads as threaded
-    from buffet.vnncomp.comparison import compare, read_peer
     from buffet.vnncomp.listing import read_instances, run_list
 
     instances = read_instances(path, timeout)
-    peer = None if peers is None else read_peer(peers)
     side = cores() if workers is None else within("--workers", workers, 1, 4096)
     side = min(side, len(instances))
     each = max(1, cores() // side) if threads is None else within("--threads", threads, 1, 4096)
     results = out or path.with_suffix(".results.csv")
     with _progress() as report, threaded(each if side == 1 else 1), terminated_as_interrupted():
         rows = run_list(instances, path.parent, results, workers=side, threads=each, progress=report, **how)
-    compared = None if peer is None else compare(rows, peer)
     if json:
-        found: dict[str, Any] = _summary(rows)
-        print_json({"results": str(results), **found, "peer": None if compared is None else asdict(compared)})
+        print_json({"results": str(results), **_summary(rows)})
     else:
-        _print(rows, results, compared)
+        _print(rows, results)
     return 1 if any(row.result == "error" for row in rows) else 0
 
 
@@ -171,7 +160,7 @@ def _summary(rows: list[Row]) -> dict[str, Any]:
     return {"instances": len(rows), "counts": dict(counts), "seconds": seconds}
 
 
-def _print(rows: list[Row], results: Path, compared: Comparison | None) -> None:
+def _print(rows: list[Row], results: Path) -> None:
     for row in rows:
         if row.result == "error":
             typer.echo(f"{row.instance.vnnlib}: {row.reason}", err=True)
@@ -180,17 +169,6 @@ def _print(rows: list[Row], results: Path, compared: Comparison | None) -> None:
     for name, count in sorted(found["counts"].items(), key=lambda entry: -entry[1]):
         each = found["seconds"][name] / count
         typer.echo(f"{name:8} {count:5}   {duration(each)} each")
-    if compared is None:
-        return
-    typer.echo(
-        f"{compared.peer}: {counted(compared.common, 'instance')} in common, {compared.both} decided alike"
-    )
-    for what, names in (
-        ("decided here only", compared.only_ours),
-        ("decided there only", compared.only_theirs),
-        ("contradictions", compared.contradictions),
-    ):
-        typer.echo(f"{what}: {len(names)}" + (f" ({', '.join(listed(names))})" if names else ""))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ that do so (`cluster`: on many machines), `rows` the file, `sweep` the driver, `
 """
 
 from buffet.experiments.config import SweepConfig, read_sweep
-from buffet.experiments.rows import Row, load_rows, read_rows
+from buffet.experiments.rows import Row, read_rows
 from buffet.experiments.summary import MethodSummary, summarise
 from buffet.experiments.sweep import Outcome, SweepProgress, sweep
 
@@ -15,7 +15,6 @@ __all__ = [
     "Row",
     "SweepConfig",
     "SweepProgress",
-    "load_rows",
     "read_rows",
     "read_sweep",
     "summarise",

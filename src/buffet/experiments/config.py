@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from buffet.errors import BuffetError, validated
+from buffet.errors import BuffetError, one_line, validated
 from buffet.loading.directories import available
 from buffet.methods import Method, method_named
 from buffet.search.root_finding import ROOT_FINDERS
 from buffet.system.files import read_text
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Table(BaseModel):
@@ -116,18 +115,6 @@ class RadiusQuestion(_Table):
         return value
 
 
-class VerifyQuestion(_Table):
-    """The sizes to verify at."""
-
-    eps: Annotated[tuple[Size, ...], Field(min_length=1)]
-
-    @field_validator("eps")
-    @classmethod
-    def _different(cls, eps: tuple[float, ...]) -> tuple[float, ...]:
-        _distinct("verify", eps)
-        return eps
-
-
 class Running(_Table):
     """How the work is done; nothing here changes what a task means."""
 
@@ -150,9 +137,7 @@ class SweepConfig(_Table):
     norms: Annotated[tuple[float, ...], Field(min_length=1)] = (2.0,)
     sentences: SentenceChoice
     words: WordChoice = WordChoice()
-    what: Literal["radius", "verify"] = "radius"
     radius: RadiusQuestion = RadiusQuestion()
-    verify: VerifyQuestion | None = None
     attack: bool = True  # also look for moves that change the answer, once for all methods
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = (
         0  # of the choice of sentences and words, and the attack
@@ -170,8 +155,6 @@ class SweepConfig(_Table):
         for p in self.norms:
             if not p >= 1:
                 raise ValueError(f"norms: got {p}; give 1, 2, inf or any other number ≥ 1")
-        if (self.what == "verify") != (self.verify is not None):
-            raise ValueError("what = 'verify' and a table [verify] with eps go together")
         _distinct("models", self.models)
         _distinct("norms", self.norms)
         _distinct("methods", [choice.title for choice in self.methods])
@@ -198,6 +181,6 @@ def read_sweep(path: Path) -> SweepConfig:
     """The configuration in a TOML file; relative paths in it start at the directory of the file."""
     try:
         raw = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise BuffetError(f"{path}: not a TOML file: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BuffetError(f"{path}: not a TOML file: {one_line(error)}") from None
     return validated(SweepConfig, raw, str(path)).located(path.parent)

@@ -22,6 +22,7 @@ from buffet.loading import Model, load_checkpoint
 from buffet.loading.checkpoint import WEIGHTS
 from buffet.loading.directories import MODELS, available
 from buffet.methods import Method
+from buffet.properties import margin_of
 
 MOST_TASKS = 100_000
 """The most tasks of one sentence; "all" combinations of words beyond it were surely not intended."""
@@ -58,27 +59,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class SweepQuestion:
-    """What is asked about every task."""
+    """How the radius of every task is searched for."""
 
-    what: str  # radius | verify
     attack: bool
     search: str = "secant"
     tolerance: float | None = None
-    eps: tuple[float, ...] = ()
-
-    @classmethod
-    def of_config(cls, config: SweepConfig) -> SweepQuestion:
-        if config.verify is None:
-            return cls("radius", config.attack, config.radius.search, config.radius.tolerance)
-        return cls("verify", config.attack, eps=config.verify.eps)
-
-
-@dataclass(frozen=True)
-class SweepTask:
-    """What one row will be about: some words, and the size they are verified at."""
-
-    words: tuple[int, ...]
-    eps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +75,10 @@ class WorkUnit:
     method: Method
     question: SweepQuestion
 
-    @cached_property
-    def tasks(self) -> tuple[SweepTask, ...]:
-        words, question = self.setting.words, self.question
-        if question.eps:
-            return tuple(SweepTask(w, eps=e) for e in question.eps for w in words)
-        return tuple(SweepTask(w) for w in words)
+    @property
+    def tasks(self) -> tuple[tuple[int, ...], ...]:
+        """The words that each of them is about."""
+        return self.setting.words
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -109,13 +92,15 @@ class WorkUnit:
             "seed": setting.seed,
             "method": self.title,
             "parts": parts(self.method),
-            "what": question.what,
             "attack": question.attack,
+            "search": question.search,
+            "tolerance": question.tolerance,
+            # Fields of earlier versions, whose rows are still found by their keys.
+            "what": "radius",
+            "eps": None,
+            "share": None,
         }
-        if question.what == "radius":
-            common |= {"search": question.search, "tolerance": question.tolerance}
-        # "share" is a field of earlier versions, whose rows are still found by their keys.
-        return tuple(digest({**common, **asdict(task), "share": None}) for task in self.tasks)
+        return tuple(digest({**common, "words": words}) for words in self.tasks)
 
 
 def parts(method: Method) -> dict[str, str | int | float | None]:
@@ -149,7 +134,7 @@ class SweepPlan:
 
 def make_plan(config: SweepConfig) -> SweepPlan:
     """The units of every model, sentence, norm and method, in this order."""
-    question = SweepQuestion.of_config(config)
+    question = SweepQuestion(config.attack, config.radius.search, config.radius.tolerance)
     units: list[WorkUnit] = []
     notes: list[str] = []
     examples = _examples(config)
@@ -214,8 +199,8 @@ def _fitting(
             if given:
                 raise BuffetError(f"sentences: {sentence[:60]!r}: {error}") from None
             continue
-        logits = model.program64.evaluate(model.embed(sentence).double()).tolist()
-        label = max(range(len(logits)), key=logits.__getitem__)
+        logits = model.program64.evaluate(model.embed(sentence).double())
+        label = int(logits.argmax())
         if gold is not None and config.sentences.correct and label != gold:
             continue
         yield Setting(
@@ -225,7 +210,7 @@ def _fitting(
             gold=gold,
             label=label,
             label_name=model.labels[label],
-            clean_margin=logits[label] - max(x for i, x in enumerate(logits) if i != label),
+            clean_margin=float(margin_of(logits, label)),
             words=words,
             norm=config.norms[0],
             seed=config.seed,

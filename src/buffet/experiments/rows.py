@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator
 
-from buffet.errors import BuffetError, optional
 from buffet.experiments.store import RowFile, StoredRow, open_store, read_store
 from buffet.report import Versions
-
-if TYPE_CHECKING:
-    import polars
 
 
 def _norm(text: str) -> str:
@@ -43,12 +39,10 @@ class Row(StoredRow):
     norm: Annotated[str, AfterValidator(_norm)]
     method: str
     parts: dict[str, str | int | float | None]
-    what: Literal["radius", "verify"]
-    eps: float | None  # verified at
-    certified: float | None  # proven up to here (with verify: eps or 0)
+    what: Literal["radius"] = "radius"  # rows of earlier versions may be about other things
+    certified: float | None  # proven up to here
     attacked: float | None  # a move of this size was seen to change the answer
-    verdict: Literal["certified", "falsified", "unknown"] | None
-    margin: float | None  # proven at `certified`; with verify: at eps
+    margin: float | None  # proven at `certified`
     evaluations: int | None
     seconds: float | None  # of the batch: of the processor, or of the wall where a device computes
     task_seconds: float | None  # this task's share of it
@@ -69,18 +63,3 @@ def read_rows(path: Path) -> list[Row]:
 def open_rows(path: Path) -> AbstractContextManager[RowFile[Row]]:
     """The file of rows, to be added to; see `open_store`."""
     return open_store(path, Row)
-
-
-def load_rows(path: Path) -> polars.DataFrame:
-    """The rows of a file as a table; needs the extra ``tables``."""
-    polars = optional("polars", "tables", "tables need polars")
-    floats = ("eps", "certified", "attacked", "margin", "seconds", "task_seconds")
-    types: dict[str, Any] = {
-        **dict.fromkeys((*floats, "attack_seconds", "clean_margin"), polars.Float64),
-        **dict.fromkeys(("gold", "label", "evaluations", "batch"), polars.Int64),
-        **dict.fromkeys(("reason", "verdict"), polars.String),
-    }
-    records = [row.model_dump(mode="json") for row in read_rows(path)]
-    if not records:
-        raise BuffetError(f"{path}: has no rows yet")
-    return polars.DataFrame(records, schema_overrides=types, infer_schema_length=None)

@@ -71,14 +71,13 @@ class MethodSummary:
 
 
 def summarise(rows: Iterable[Row], reference: str = "baseline") -> list[MethodSummary]:
-    """One line per model, norm and method, of the rows that searched a radius; in the order of the rows."""
+    """One line per model, norm and method, in the order of the rows."""
     groups: dict[tuple[str, str, str], dict[str, dict[TaskId, Row]]] = {}
     for row in rows:
-        if row.what == "radius":
-            methods = groups.setdefault((row.model, row.model_digest, row.norm), {})
-            methods.setdefault(row.method, {})[task_id(row)] = row
+        methods = groups.setdefault((row.model, row.model_digest, row.norm), {})
+        methods.setdefault(row.method, {})[task_id(row)] = row
     if not groups:
-        raise BuffetError("there are no rows with a radius to summarise: what = 'radius' makes them")
+        raise BuffetError("there are no rows to summarise")
     known_method(reference, dict.fromkeys(chain.from_iterable(groups.values())))
     return [
         _summary(list(tasks.values()), methods.get(reference, {}), reference)
@@ -152,9 +151,3 @@ def cells(line: MethodSummary) -> tuple[str, ...]:
         f"{line.seconds:.1f}",
         "–" if line.seconds_ratio is None else f"{line.seconds_ratio:.2f}",
     )
-
-
-def markdown(lines: Sequence[MethodSummary]) -> str:
-    """The lines as a table of Markdown."""
-    rule = ["---"] * 3 + ["---:"] * (len(HEADER) - 3)
-    return "".join(f"| {' | '.join(row)} |\n" for row in (HEADER, rule, *map(cells, lines)))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from buffet.experiments.config import Running, SweepConfig
-from buffet.experiments.plan import Setting, SweepPlan, SweepTask, WorkUnit, make_plan, parts
+from buffet.experiments.plan import Setting, SweepPlan, WorkUnit, make_plan, parts
 from buffet.experiments.rows import Row, open_rows
 from buffet.experiments.store import RowFile
 from buffet.experiments.work import AttackAnswer, AttackJob, TaskAnswer, UnitAnswer, UnitJob, Workplace
@@ -153,7 +153,7 @@ class _Driver:
         """What an attack on a setting found, from the rows of a unit that has it for every set of words."""
         words = units[0].setting.words
         for unit in units:
-            found = [self.rows.get(key) for key in unit.keys[: len(words)]]
+            found = [self.rows.get(key) for key in unit.keys]
             rows = [row for row in found if row is not None and row.ok]
             if len(rows) == len(words) and rows[0].attack_seconds is not None:
                 attacked = tuple(math.inf if r.attacked is None else r.attacked for r in rows)
@@ -196,7 +196,6 @@ class _Driver:
             "reason": result.reason if isinstance(result, Failed) else attack.trouble,
             "method": unit.title,
             "parts": parts(unit.method),
-            "what": unit.question.what,
             "seconds": seconds,
             "task_seconds": None if seconds is None else seconds / len(tasks),
             "attack_seconds": attack.attack_seconds,
@@ -206,13 +205,12 @@ class _Driver:
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": self.versions,
         }
-        place = {words: i for i, words in enumerate(setting.words)}
         answers = answer.tasks if answer else (None,) * len(tasks)
-        rows = []
-        for key, task, found in zip(unit.keys, tasks, answers, strict=True):
-            own = _found(setting, task, found, attack, place[task.words])
-            rows.append(Row.model_validate({"key": key, **common, **own}))
-        return rows
+        broken = attack.attacked or (None,) * len(tasks)
+        return [
+            Row.model_validate({"key": key, **common, **_found(setting, words, found, attacked)})
+            for key, words, found, attacked in zip(unit.keys, tasks, answers, broken, strict=True)
+        ]
 
     def report(self) -> None:
         seconds = time.monotonic() - self.start
@@ -235,14 +233,14 @@ class _Driver:
 
 
 def _found(
-    setting: Setting, task: SweepTask, answer: TaskAnswer | None, attack: AttackAnswer, place: int
+    setting: Setting, words: tuple[int, ...], answer: TaskAnswer | None, attacked: float | None
 ) -> dict[str, object]:
     """What a row says about its task."""
-    found = asdict(answer) if answer else {**dict.fromkeys(ANSWERED), "eps": task.eps}
+    found = asdict(answer) if answer else dict.fromkeys(ANSWERED)
     return {
         **found,
         "margin": finite(found["margin"]),
-        "words": task.words,
-        "tokens": tuple(setting.sentence_tokens[i] for i in task.words),
-        "attacked": finite(attack.attacked[place] if attack.attacked else None),
+        "words": words,
+        "tokens": tuple(setting.sentence_tokens[i] for i in words),
+        "attacked": finite(attacked),
     }

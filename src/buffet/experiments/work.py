@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
-
-import torch
 
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Engine
@@ -17,7 +14,6 @@ from buffet.loading import Model, load_checkpoint
 from buffet.regions import LpBall
 from buffet.search.radius import radius
 from buffet.system.devices import device_named
-from buffet.verification.verify import verify
 
 Radii = tuple[float, ...]
 
@@ -38,8 +34,6 @@ class TaskAnswer:
     certified: float
     margin: float
     evaluations: int
-    verdict: str
-    eps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class AttackJob:
     def run(self) -> AttackAnswer:
         setting = self.setting
         model, start = self.place.model(setting.model), self.place.clock()
-        region = region_of(model, setting, setting.words)
+        region = region_of(model, setting)
         found = attacked_radius(model.program64, region, setting.label, AttackSettings(seed=setting.seed))
         return AttackAnswer(tuple(found.tolist()), self.place.clock() - start)
 
@@ -89,17 +83,12 @@ class UnitJob:
     place: Workplace
 
     def run(self) -> UnitAnswer:
-        self.place.model(self.unit.setting.model)  # is read once, for all units
-        start = self.place.clock()
-        answers = self._radii() if self.unit.question.what == "radius" else self._verdicts()
-        return UnitAnswer(answers, self.place.clock() - start)
-
-    def _radii(self) -> tuple[TaskAnswer, ...]:
         unit, asked = self.unit, self.unit.question
-        model = self.place.model(unit.setting.model)
+        model = self.place.model(unit.setting.model)  # is read once, for all units
+        start = self.place.clock()
         found = radius(
             model,
-            region_of(model, unit.setting, unit.setting.words),
+            region_of(model, unit.setting),
             unit.method,
             label=unit.setting.label,
             search=asked.search,
@@ -108,35 +97,8 @@ class UnitJob:
             attacked=self.attack.attacked,
             engine=Engine(memory=self.place.memory),
         )
-        return tuple(
-            TaskAnswer(t.certified, t.margin, t.evaluations, "certified" if t.certified > 0 else "unknown")
-            for t in found.tasks
-        )
-
-    def _verdicts(self) -> tuple[TaskAnswer, ...]:
-        setting, tasks = self.unit.setting, self.unit.tasks
-        sizes = [task.eps for task in tasks]
-        attacked = dict(zip(setting.words, self.attack.attacked or (), strict=False))
-        model = self.place.model(setting.model)
-        found = verify(
-            model,
-            region_of(model, setting, tuple(task.words for task in tasks)),
-            torch.tensor(sizes, dtype=torch.float64),
-            self.unit.method,
-            label=setting.label,
-            falsify=False,
-            best=True,  # rows hold margins to compare methods by
-            engine=Engine(memory=self.place.memory),
-        )
-        answers = []
-        for task, eps, verdict, margins in zip(tasks, sizes, found.verdicts, found.margins, strict=True):
-            assert eps is not None
-            # The attack's point lies in every ball that is no smaller.
-            if verdict == "unknown" and attacked.get(task.words, math.inf) <= eps:
-                verdict = "falsified"
-            certified = eps if verdict == "certified" else 0.0
-            answers.append(TaskAnswer(certified, float(margins.min()), 1, verdict, eps))
-        return tuple(answers)
+        answers = tuple(TaskAnswer(task.certified, task.margin, task.evaluations) for task in found.tasks)
+        return UnitAnswer(answers, self.place.clock() - start)
 
 
 @lru_cache(maxsize=2)
@@ -148,6 +110,6 @@ def _model(source: ModelSource, device: str) -> Model:
     return model.to(device_named(device))
 
 
-def region_of(model: Model, setting: Setting, words: tuple[tuple[int, ...], ...]) -> LpBall:
-    """The ball around the sentence of a setting in which each of the sets of words moves."""
-    return LpBall(model.embed(setting.sentence), [list(each) for each in words], setting.norm)
+def region_of(model: Model, setting: Setting) -> LpBall:
+    """The ball around the sentence of a setting in which each of its sets of words moves."""
+    return LpBall(model.embed(setting.sentence), [list(each) for each in setting.words], setting.norm)

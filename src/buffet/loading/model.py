@@ -148,14 +148,6 @@ class Model:
             found.update(likely[same].tolist())
         return self.spelling(found.pop()) if len(found) == 1 else None
 
-    def special(self, text: str) -> list[bool]:
-        """For every token, whether it is special ([CLS], [SEP], …) and no word of the text."""
-        return list(self.encode(text).special)
-
-    def unknown(self, text: str) -> list[bool]:
-        """For every token, whether it stands for a word outside the vocabulary."""
-        return list(self.encode(text).unknown)
-
     def embed(self, text: str, pair: str | None = None) -> Float[Tensor, "tokens width"]:
         """The embedding rows of `text` (word + token type + position, before the LayerNorm), float32.
 

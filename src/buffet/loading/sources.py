@@ -86,13 +86,13 @@ class _CannotRunError(BuffetError):
     """`transformers` cannot run a model that we can."""
 
 
-def checked(source: str | Path | None = None, *, tokenizer: object = None) -> tuple[Model, float]:
+def checked(source: str | Path) -> tuple[Model, float]:
     """The model of `source`, and how far its logits are from those that `transformers` computes.
 
     The difference is relative to logits above 1, and a model that differs by more than 1e-4 is refused.
     """
     name, directory = locate(source)
-    model = _read(name, directory, tokenizer)
+    model = _read(name, directory, None)
     return model, _difference(model, directory)
 
 

@@ -43,6 +43,12 @@ class Combinations:
         """How many of the optional words may be changed at once."""
         return min(self.budget - len(self.forced), len(self.optional))
 
+    @property
+    def open(self) -> list[int]:
+        """The words of which not all of them have the same choice."""
+        some = [*self.forced, *(self.optional if self.room > 0 else ())]
+        return sorted(word for word in some if len(self.allowed[word]) > 1)
+
     def count(self) -> int:
         """How many there are: Σ of products over all sets of changed words, an elementary symmetric sum."""
         if self.room < 0:

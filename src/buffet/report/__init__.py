@@ -7,7 +7,6 @@ of a template, data and the components in ``assets``; `certify`, `substitutions`
 from buffet.report.answer import (
     CertifyReport,
     ModelInfo,
-    NearWord,
     Picture,
     QueryInfo,
     Shown,
@@ -26,7 +25,6 @@ __all__ = [
     "RAMP",
     "CertifyReport",
     "ModelInfo",
-    "NearWord",
     "Picture",
     "QueryInfo",
     "Shown",

@@ -11,9 +11,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from buffet.loading import Model
 from buffet.printing import at_least, at_most, listed, norm_name, round_down, round_up
 from buffet.report.scale import steps
 from buffet.verdicts import Verdict
+from buffet.words.nearest import Neighbour
 
 
 class Frozen(BaseModel):
@@ -29,15 +31,6 @@ class Token(Frozen):
     unknown: bool  # stands for a word outside the vocabulary
 
 
-class NearWord(Frozen):
-    """Another word of the vocabulary, in the place of one that moves."""
-
-    row: int
-    token: str
-    distance: float  # of their embedding rows, in the norm of the ball
-    inside: bool  # whether the certified ball holds it
-
-
 class TaskResult(Frozen):
     """What is known about moving some words together."""
 
@@ -50,7 +43,7 @@ class TaskResult(Frozen):
     margins: dict[str, float | None] | None = None  # with a given ε: lower bounds against every other class
     counterexample: list[list[float]] | None = None  # with a given ε, if falsified: the moved rows that do it
     evaluations: int
-    nearest: tuple[NearWord, ...] = ()  # to every word that moves; none for an image
+    nearest: tuple[Neighbour, ...] = ()  # to every word that moves; none for an image
     held: int = 0  # words of the vocabulary within the certified ball of some word that moves
 
 
@@ -86,6 +79,16 @@ class ModelInfo(Frozen):
     labels: tuple[str, ...]
     layers: int
     width: int
+
+    @classmethod
+    def of(cls, model: Model) -> ModelInfo:
+        config = model.config
+        return cls(
+            name=model.name,
+            labels=model.labels,
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+        )
 
 
 class Versions(Frozen):
@@ -201,7 +204,7 @@ def shown(task: TaskResult, eps: float | None) -> Shown:
     )
 
 
-def _near(word: NearWord) -> str:
+def _near(word: Neighbour) -> str:
     """A word, how far away it is, and whether that is inside the ball."""
     return f"{word.token} {round_up(word.distance, 3) if word.inside else round_down(word.distance, 3)}" + (
         " (inside)" if word.inside else ""

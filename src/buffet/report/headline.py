@@ -43,7 +43,7 @@ class Headline:
 
 
 def headline(rows: Sequence[Row], reference: str) -> Headline:
-    """The headline of the rows that searched a radius."""
+    """The headline of some rows."""
     best = best_of(rows)
     proven = sum(task.certified > 0 for task in best.values())
     shares = Spread(tuple(task.share for task in best.values() if task.share is not None))

@@ -21,9 +21,7 @@ from buffet.system.files import read_bytes
 RADII = ("sentence", "norm", "method", "words", "certified", "attacked", "seconds", "shade", "texts")
 """One radius: places in the lists of sentences, norms and methods, exact numbers, then what is shown of
 certified and attacked."""
-VERDICTS = ("sentence", "norm", "method", "words", "size", "verdict")
-"""One task that was verified at a given size."""
-TROUBLES = ("sentence", "norm", "method", "words", "what", "status", "reason")
+TROUBLES = ("sentence", "norm", "method", "words", "status", "reason")
 """One row with a reason: no answer, or an answer without its attack."""
 
 
@@ -58,10 +56,9 @@ def sweep_page(rows: Sequence[Row], sources: Sequence[Source] = (), reference: s
         reference: the method the others are compared with; by default baseline, or else the first there is.
     """
     rows = _latest(rows)
-    radii = [row for row in rows if row.what == "radius"]
-    if not radii:
-        raise BuffetError("there are no rows with a radius to report on: what = 'radius' makes them")
-    known = list(dict.fromkeys(row.method for row in radii))
+    if not rows:
+        raise BuffetError("there are no rows to report on")
+    known = list(dict.fromkeys(row.method for row in rows))
     if reference is None:
         reference = "baseline" if "baseline" in known else known[0]
     known_method(reference, known)
@@ -69,9 +66,8 @@ def sweep_page(rows: Sequence[Row], sources: Sequence[Source] = (), reference: s
         "sweep.html.j2",
         _data(rows, reference),
         ["figures.js", "sweep.js"],
-        headline=headline(radii, reference),
+        headline=headline(rows, reference),
         reference=reference,
-        verified=any(row.what == "verify" and row.ok for row in rows),
         failures=any(row.reason or not row.ok for row in rows),
         sources=sources,
         setup=_setup(rows),
@@ -80,11 +76,10 @@ def sweep_page(rows: Sequence[Row], sources: Sequence[Source] = (), reference: s
 
 
 def _latest(rows: Iterable[Row]) -> list[Row]:
-    """One row per model, norm, method, question, sentence and words: the last, as `summarise` counts."""
+    """One row per model, norm, method, sentence and words: the last, as `summarise` counts."""
     found: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        asked = (row.model_digest, row.norm, row.method, row.what, row.eps)
-        found[*asked, row.sentence, row.words] = row
+        found[row.model_digest, row.norm, row.method, row.sentence, row.words] = row
     return list(found.values())
 
 
@@ -139,22 +134,16 @@ def _data(rows: Sequence[Row], reference: str) -> dict[str, object]:
             if scale
         ],
         "columns": RADII,
-        "rows": [radius(row) for row in rows if row.what == "radius" and row.ok],
-        "verified_columns": VERDICTS,
-        "verified": [
-            [*start(row), f"ε = {row.eps!r}", row.verdict] for row in rows if row.what == "verify" and row.ok
-        ],
+        "rows": [radius(row) for row in rows if row.ok],
         "failure_columns": TROUBLES,
-        "failures": [
-            [*start(row), row.what, row.status, row.reason] for row in rows if row.reason or not row.ok
-        ],
+        "failures": [[*start(row), row.status, row.reason] for row in rows if row.reason or not row.ok],
     }
 
 
 def _scales(rows: Sequence[Row]) -> dict[tuple[str, str], ColourScale | None]:
     """One scale of colours for all sentences of a model and a norm, so that they compare."""
     radii: dict[tuple[str, str], list[float]] = {(row.model_digest, row.norm): [] for row in rows}
-    for (digest, norm, *_), task in best_of(row for row in rows if row.what == "radius").items():
+    for (digest, norm, *_), task in best_of(rows).items():
         radii[digest, norm].append(task.certified)
     return {key: ColourScale.over(values) for key, values in radii.items()}
 

@@ -8,6 +8,8 @@ from typing import Literal
 from buffet.printing import plural, round_down, round_up
 from buffet.report.answer import Frozen, ModelInfo, Versions
 from buffet.verdicts import Verdict
+from buffet.words.answer import Flip
+from buffet.words.reading import LeftOut
 
 SHOWN = 8
 """Words that are named in a line; all of them are in the JSON."""
@@ -21,6 +23,9 @@ class Offer(Frozen):
     tokens: int  # how many it is for the model
     unknown: bool  # not in the vocabulary, at least in part
 
+    def __str__(self) -> str:
+        return f"{self.text} [UNK]" if self.unknown else self.text
+
 
 class WordResult(Frozen):
     """A word of the text, and what it may be exchanged for."""
@@ -29,22 +34,12 @@ class WordResult(Frozen):
     rows: tuple[int, ...]
     substitutes: tuple[Offer, ...]
 
-
-class Ignored(Frozen):
-    """A substitute that adds no sentence, and why."""
-
-    word: str
-    text: str
-    reason: str
-
-
-class FlippedSentence(Frozen):
-    """A sentence to which the model gives another answer."""
-
-    sentence: str
-    changes: tuple[tuple[str, str], ...]
-    answer: int
-    margin: float
+    @property
+    def some(self) -> str:
+        """The first substitutes, and how many more there are."""
+        named = ", ".join(map(str, self.substitutes[:SHOWN]))
+        more = len(self.substitutes) - SHOWN
+        return f"{named} … {more} more" if more > 0 else named
 
 
 class FewerWords(Frozen):
@@ -55,7 +50,7 @@ class FewerWords(Frozen):
     shapes: int
     verdict: Verdict
     margin: float | None
-    flip: FlippedSentence | None
+    flip: Flip | None
     unknown: int
     seconds: float
 
@@ -73,12 +68,12 @@ class WordsReport(Frozen):
     answer: int  # the class the model gives the text
     clean_margin: float
     words: tuple[WordResult, ...]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[LeftOut, ...]
     sentences: int  # different ones for the model, the text itself included
     shapes: int  # numbers and places of tokens that they have
     verdict: Verdict
     margin: float | None  # no sentence has a smaller one; None: no such bound is known
-    flip: FlippedSentence | None
+    flip: Flip | None
     unknown: int  # sentences that are neither proven nor known to flip
     seconds: float
     fewer: tuple[FewerWords, ...] = ()  # the same for fewer words at once, where asked for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,7 +67,9 @@ def tree_of_cells(
     return Tree(model.program64, region, ask, method.cells, engine.parallel(method))
 
 
-def search_by_cells(query: Query, method: Method, schedule: Schedule, largest: float) -> None:
+def search_by_cells(
+    query: Query, method: Method, schedule: Schedule, largest: float, attacked: Sequence[float]
+) -> None:
     """Cut the ball of every task into cells, and search on for what all of them prove.
 
     Where time is limited, every task has the same share of it.
@@ -86,61 +88,103 @@ def search_by_cells(query: Query, method: Method, schedule: Schedule, largest: f
         done += part
         schedule.report(schedule.whole + (0.95 - schedule.whole) * done / len(tasks))
 
+    def search(task: int, tell: Callable[[float], None]) -> Found:
+        """Cells of one task."""
+        if schedule.expired:
+            return Found({task: schedule.brackets[task]}, {task: 0})
+        one = CellSearch(query, method, schedule, task, largest, attacked[task])
+        return one.with_so_many(tell) if math.isinf(share) else one.in_time(time.perf_counter() + share)
+
     if together:
-        results = side_by_side(
-            lambda task: _search_task(query, method, schedule, largest, task, share),
-            tasks,
-            lambda _: tell(1.0),
-        )
-    else:
-        results = [_search_task(query, method, schedule, largest, task, share, tell) for task in tasks]
-    for found in results:
-        schedule.keep(found)
+        nothing: Callable[[float], None] = lambda part: None  # noqa: E731
+
+        def ended(found: Found) -> None:
+            tell(1.0)
+            schedule.keep(found)
+
+        side_by_side(lambda task: search(task, nothing), tasks, ended)
+        return
+    for task in tasks:
+        schedule.keep(search(task, tell))
+        tell(0.0 if math.isinf(share) else 1.0)
 
 
-def _search_task(
-    query: Query,
-    method: Method,
-    schedule: Schedule,
-    largest: float,
-    task: int,
-    share: float,
-    tell: Callable[[float], None] = lambda part: None,
-) -> Found:
-    """The worst cell is cut as long as there may be more; where all are proven, more is tried.
+@dataclass(frozen=True, eq=False)
+class CellSearch:
+    """The search for the largest ε at which all cells of the ball of one task are proven."""
 
-    Cutting takes most of the task's `share` of the time, in seconds; the rest is for what the cells prove.
-    """
-    known = best = schedule.brackets[task]
-    begin = time.perf_counter()
-    if schedule.expired:
-        return Found({task: known}, {task: 0})
-    # Where time is short, every size that is reached counts: small steps from the first.
-    first = POLICY.cells_gain if math.isinf(share) else POLICY.cells_rise
-    rises = (first * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
-    sizes = [min(rise * known.certified, largest) for rise in rises]
-    ball = query.region.select([task]).with_eps(sizes[0])
-    tree = tree_of_cells(query.model, ball, method, query.asked, query.engine, query.context)
-    cells = 1
+    query: Query
+    method: Method
+    schedule: Schedule
+    task: int
+    largest: float  # ε that may be tried
+    attacked: float  # where an attack succeeds
 
-    def go_on() -> bool:
-        nonlocal cells
-        tell((len(tree.leaves) - cells) / method.cells)
-        cells = len(tree.leaves)
-        return not schedule.expired and time.perf_counter() < begin + POLICY.cutting_share * share
+    @property
+    def known(self) -> Bracket:
+        """What is proven of the whole ball."""
+        return self.schedule.brackets[self.task]
 
-    def answer(_: Sequence[int], sizes: Sequence[float]) -> list[float]:
-        return [known.margin if eps <= known.certified else tree.limit(eps) for eps in sizes]
+    def with_so_many(self, tell: Callable[[float], None]) -> Found:
+        """The worst cell is cut as long as there may be more; where all are proven, more is tried."""
+        known = best = self.known
+        rises = (POLICY.cells_gain * POLICY.cells_rise**k for k in range(POLICY.cells_rises))
+        sizes = [min(rise * known.certified, self.largest) for rise in rises]
+        tree, cells = self._tree(sizes[0]), 1
 
-    for eps in sizes:
-        if tree.grow(eps, go_on):
-            best = Bracket(eps, tree.margin)
-            continue
-        shape = straight([known.curve.steepness()]) if known.curve else None
-        finder = {task: schedule.finder(eps, shape, eps)}
-        end = None if math.isinf(share) else begin + share
-        found = in_lockstep(answer, finder, end).brackets[task]
-        if found.certified > best.certified:
-            best = Bracket(found.certified, tree.margin)
-        break
-    return Found({task: best}, {task: tree.asked}, tree.asked)
+        def go_on() -> bool:
+            nonlocal cells
+            tell((len(tree.leaves) - cells) / self.method.cells)
+            cells = len(tree.leaves)
+            return True
+
+        def answer(_: Sequence[int], sizes: Sequence[float]) -> list[float]:
+            return [known.margin if eps <= known.certified else tree.limit(eps) for eps in sizes]
+
+        for eps in sizes:
+            if tree.grow(eps, go_on):
+                best = Bracket(eps, tree.margin)
+                continue
+            shape = straight([known.curve.steepness()]) if known.curve else None
+            finder = {self.task: self.schedule.finder(eps, shape, eps)}
+            found = in_lockstep(answer, finder, None).brackets[self.task]
+            if found.certified > best.certified:
+                best = Bracket(found.certified, tree.margin)
+            break
+        return self._found(best, tree)
+
+    def in_time(self, end: float) -> Found:
+        """A little more than what is proven is tried, again and again until the time is up.
+
+        Nothing is tried beyond the middle between that and what an attack breaks. Every attempt may take a
+        share of the time that is left. Where it fails, less is tried next, by the same cells: they are finer
+        by then.
+        """
+        best, rise = self.known, POLICY.cells_rise
+        tree = None
+        try:
+            while (now := time.perf_counter()) < end and not self.schedule.expired:
+                eps = min(rise * best.certified, math.sqrt(best.certified * self.attacked), self.largest)
+                if not eps > (1 + POLICY.tolerance) * best.certified:
+                    break
+                stop = now + POLICY.attempt_share * (end - now)
+                tree = tree or self._tree(eps)
+                if tree.grow(eps, _until(stop)):
+                    best = Bracket(eps, tree.margin)
+                else:
+                    rise = math.sqrt(rise)
+        except KeyboardInterrupt:
+            return replace(self._found(best, tree), interrupted=True)
+        return self._found(best, tree)
+
+    def _tree(self, eps: float) -> Tree:
+        ball, query = self.query.region.select([self.task]).with_eps(eps), self.query
+        return tree_of_cells(query.model, ball, self.method, query.asked, query.engine, query.context)
+
+    def _found(self, best: Bracket, tree: Tree | None) -> Found:
+        asked = tree.asked if tree else 0
+        return Found({self.task: best}, {self.task: asked}, asked)
+
+
+def _until(end: float) -> Callable[[], bool]:
+    return lambda: time.perf_counter() < end

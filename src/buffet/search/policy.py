@@ -86,8 +86,8 @@ class Policy:
     directions tell what is loose."""
     cells_in_time: int = 100_000
     """Cells of a region where time is the limit."""
-    cutting_share: float = 0.7
-    """Of the time of a task, what is spent on cutting it; the rest tells how far the cells prove it."""
+    attempt_share: float = 0.5
+    """Of the time that is left of a task, what cells may take to prove a larger ε than is proven."""
 
     # --- cells ---------------------------------------------------------------------------------------------
     cells_gain: float = 1.2

@@ -63,7 +63,7 @@ def radius(
         attack: also look for the upper end of the bracket.
         attacked: that upper end of every task, if it is known already.
         budget: seconds after which the best of what is proven by then is returned; attacks take a quarter
-            of them at most.
+            of them at most. An interruption (Ctrl-C) ends it too, once something is proven.
         progress: called with the finished share of the work, 0 to 1.
 
     Example:
@@ -91,7 +91,13 @@ def radius(
         expected = torch.where(broken.isfinite(), broken, _attacked(margin, POLICY.guess_attack, attack_end))
     whole = 0.95 if chosen.cells == 1 and budget is None else 0.3
     schedule = Schedule(goal.finder(goal.tolerance), ball.tasks, margin.query.deadline, report, whole)
-    _search(margin, goal, schedule, expected.tolist())
+    interrupted = False
+    try:
+        _search(margin, goal, schedule, expected.tolist(), broken.tolist())
+    except KeyboardInterrupt:
+        interrupted = budget is not None and any(size > 0 for size in schedule.certified)
+        if not interrupted:
+            raise
     found = zip(region.moved.tolist(), schedule.brackets, broken.tolist(), schedule.counts, strict=True)
     tasks = tuple(
         TaskRadius(tuple(words), bracket.certified, size, bracket.margin, count)
@@ -100,7 +106,7 @@ def radius(
     report(1.0)
     seconds = time.perf_counter() - begin
     about = replace(Subject.of(model, region, chosen), sizes=None)
-    return Radius(asked.label, clean, tasks, schedule.calls, seconds, attack_seconds, about)
+    return Radius(asked.label, clean, tasks, schedule.calls, seconds, attack_seconds, about, interrupted)
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,13 @@ def _given(attacked: Sequence[float], ball: Region) -> Float[Tensor, "tasks"]:
     return given.expand(ball.tasks)
 
 
-def _search(margin: MarginFunction, goal: Goal, schedule: Schedule, attacked: Sequence[float]) -> None:
+def _search(
+    margin: MarginFunction,
+    goal: Goal,
+    schedule: Schedule,
+    expected: Sequence[float],
+    attacked: Sequence[float],
+) -> None:
     """A quick method first, then the method itself, its rivals, and cells.
 
     The quick one has an answer should time run out, and good guesses for what follows.
@@ -171,7 +183,7 @@ def _search(margin: MarginFunction, goal: Goal, schedule: Schedule, attacked: Se
     quick, *rivals = method.challengers(query.model.program64) or (None,)
     quick = method.plain() if optimiser.end_to_end or optimiser.margin_only else quick
     least = _least_share(query)
-    wide = [(least * size, size) for size in attacked]
+    wide = [(least * size, size) for size in expected]
     start = Start(wide, POLICY.place_first)
     if quick and (helper := MarginFunction(query, quick)).fits:
         # If time cannot run out, one rough answer of the quick method will do before boxes are learned. The
@@ -187,9 +199,9 @@ def _search(margin: MarginFunction, goal: Goal, schedule: Schedule, attacked: Se
         challenge(schedule, query, rivals, goal.clean, goal.finder(goal.fine), wide)
     in_time = query.deadline is not None and query.region.moved.shape[1] <= POLICY.cut_rows
     if method.cells > 1:
-        search_by_cells(query, method, schedule, goal.largest)
+        search_by_cells(query, method, schedule, goal.largest, attacked)
     elif in_time and method.rivals and not schedule.expired:  # time is left to cut
-        search_by_cells(query, replace(method, cells=POLICY.cells_in_time), schedule, goal.largest)
+        search_by_cells(query, replace(method, cells=POLICY.cells_in_time), schedule, goal.largest, attacked)
 
 
 def _least_share(query: Query) -> float:

@@ -26,6 +26,7 @@ class Found:
     brackets: dict[int, Bracket]
     counts: dict[int, int]
     calls: int = 0  # of a margin function, each for all tasks that were asked about together
+    interrupted: bool = False  # by whoever asked
 
 
 def in_lockstep(
@@ -54,7 +55,12 @@ def in_lockstep(
         asked, eps = list(questions), list(questions.values())
         questions.clear()
         found.calls += 1
-        for task, size, answer in zip(asked, eps, margin(asked, eps), strict=True):
+        try:
+            answers = margin(asked, eps)
+        except KeyboardInterrupt:
+            found.interrupted = True
+            break
+        for task, size, answer in zip(asked, eps, answers, strict=True):
             found.counts[task] += 1
             if answer > 0 and size >= found.brackets[task].certified:
                 found.brackets[task] = Bracket(size, answer)
@@ -172,9 +178,11 @@ class Schedule:
         return Found(dict(enumerate(self.brackets)), dict(enumerate(self.counts)), self.calls)
 
     def keep(self, found: Found) -> None:
-        """Take over what is better than what is known, and count the work."""
+        """Take over what is better than what is known, and count the work; an interruption goes on."""
         for task, bracket in found.brackets.items():
             if bracket.certified >= self.brackets[task].certified:
                 self.brackets[task] = bracket
             self.counts[task] += found.counts[task]
         self.calls += found.calls
+        if found.interrupted:
+            raise KeyboardInterrupt

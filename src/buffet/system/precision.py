@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 
+from buffet.errors import BuffetError
+
 DEVICES = ("cpu", "cuda")
 WHOLE = "ieee"
-LESS = "bf16"
-"""Leaves products to oneDNN. Only processors with units for such products (AMX) then lose digits."""
-SIZES = (8, 64, 512)
+ALLOW_LESS = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
+"""What oneDNN reads as it begins, and cannot be told otherwise afterwards."""
 
 
 @contextmanager
@@ -24,27 +26,53 @@ def full_precision() -> Iterator[None]:
     bfloat16. Errors are then thousands of times those that bounds allow for, so both are off in here, and as
     before afterwards. Also a decorator.
     """
+    if asked := [f"{name}={os.environ[name]}" for name in ALLOW_LESS if _less(os.environ.get(name, ""))]:
+        raise BuffetError(f"{asked[0]}: products would lose digits that bounds count on; unset it first")
     with ExitStack() as settings:
         for device in DEVICES:
             if torch.is_autocast_enabled(device):
                 settings.enter_context(torch.autocast(device, enabled=False))
-        quick = _quick()
-        for products in _products():
-            settings.callback(setattr, products, "fp32_precision", products.fp32_precision)
-            products.fp32_precision = LESS if quick and products is _processor() else WHOLE
+        settings.enter_context(_WHOLE_PRODUCTS)
         yield
 
 
-def _processor() -> Any:
-    """PyTorch's choice of how processors multiply; None before 2.9."""
-    backend: Any = torch.backends.mkldnn
-    return getattr(backend, "matmul", None)
+def _less(mode: str) -> bool:
+    return mode.lower() not in ("", "strict")
+
+
+class _WholeProducts:
+    """A context, of any number of threads at the same time, as they share one setting.
+
+    The last one to leave puts it back.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = threading.Lock(), 0
+        self.before: list[tuple[Any, str]] = []
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.before = [(products, products.fp32_precision) for products in _products()]
+            self.inside += 1
+            for products, _ in self.before:
+                products.fp32_precision = WHOLE
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                for products, asked in reversed(self.before):
+                    products.fp32_precision = asked
+
+
+_WHOLE_PRODUCTS = _WholeProducts()
 
 
 def _products() -> tuple[Any, ...]:
     """What decides how matrices are multiplied; before PyTorch 2.9 it was one setting for all."""
-    found: Any = torch.backends.cuda.matmul
-    return (_OneSetting(),) if _processor() is None else (found, _processor())
+    processor: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    return (_OneSetting(),) if processor is None else (torch.backends.cuda.matmul, processor)
 
 
 class _OneSetting:
@@ -57,35 +85,3 @@ class _OneSetting:
     @fp32_precision.setter
     def fp32_precision(self, asked: str) -> None:
         torch.set_float32_matmul_precision("highest" if asked == WHOLE else asked)
-
-
-@cache
-def _quick() -> bool:
-    """Whether products of float32 are to be left to oneDNN, which loses nothing on this processor.
-
-    The library that PyTorch multiplies with makes no use of the widest registers of some processors. oneDNN,
-    which comes with PyTorch too, does, and takes half the time; but PyTorch hands products to it only where
-    they may be taken in less than single precision. So it is asked for on x86 without such units, and a
-    product is tried first.
-    """
-    found = _processor()
-    amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    if found is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX") or amx():
-        return False
-    before = found.fp32_precision
-    try:
-        found.fp32_precision = LESS
-        return _all_digits()
-    finally:
-        found.fp32_precision = before
-
-
-def _all_digits() -> bool:
-    """Whether products with 1 keep every digit of numbers in single precision, on either side."""
-    generator = torch.Generator().manual_seed(0)
-    for size in SIZES:
-        x, eye = torch.rand(2, 64, size, generator=generator), torch.eye(size)
-        for product in (x @ eye, (eye @ x.mT).mT, torch.stack([x[0] @ eye, (eye @ x[1].mT).mT])):
-            if not torch.equal(product, x):
-                return False
-    return True

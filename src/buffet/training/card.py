@@ -16,6 +16,7 @@ from buffet.data import HUB, Splits
 from buffet.loading.checkpoint import WEIGHTS
 from buffet.loading.config import ModelConfig
 from buffet.loading.vision import ImageConfig
+from buffet.printing import plural
 from buffet.training.results import TrainSummary
 from buffet.training.settings import TrainSettings
 
@@ -107,10 +108,11 @@ def _model(settings: TrainSettings, config: ModelConfig, summary: TrainSummary) 
     else:
         kind, reads = "", f"`{c.pooling}` pooling, at most {c.max_position_embeddings} tokens"
         words = _vocabulary(settings, config)
+    layers = f"{c.num_hidden_layers} {plural(c.num_hidden_layers, 'layer')}"
     return {
-        "architecture": f"{kind}{c.num_hidden_layers} layers, width {c.hidden_size}, {c.num_attention_heads} "
-        f"heads, FFN {c.intermediate_size}, {c.hidden_act}, LayerNorm `{c.layer_norm}` "
-        f"({c.norm_position}-norm), {reads}",
+        "architecture": f"{kind}{layers}, width {c.hidden_size}, {c.num_attention_heads} heads, "
+        f"FFN {c.intermediate_size}, {c.hidden_act}, LayerNorm `{c.layer_norm}` ({c.norm_position}-norm),"
+        f" {reads}",
         "parameters": f"{summary.parameters:,} (float32)",
         **words,
     }

@@ -112,7 +112,7 @@ class WordSearch:
             part = rest.pop()
             if self.query.expired or (not self.countable and run > POLICY.words_in_all):
                 return self._partial(run)
-            if self.few(part) or self._short(part):
+            if self.few(part) or not part.open:
                 found = self.enumerate(part)
                 run += found.run
                 if not found.proven:
@@ -133,11 +133,6 @@ class WordSearch:
         nothing = torch.full((self.sentences.others,), -math.inf, dtype=torch.float64)
         return Outcome(nothing, run, False)
 
-    @staticmethod
-    def _short(part: Combinations) -> bool:
-        """Whether it cannot be cut any further."""
-        return all(len(some) == 1 for some in part.allowed)
-
     def _bound(self, part: Combinations, method: Method) -> Float[Tensor, "others"]:
         """Lower bounds of the margins of a part's sentences, and maybe of a few more."""
         query = self.query
@@ -152,7 +147,7 @@ class WordSearch:
         """
         sentences = self.sentences
         first = torch.tensor([[some[0] for some in part.allowed]])
-        free = [word for word, some in enumerate(part.allowed) if len(some) > 1]
+        free = part.open
         rows = [
             sentences.rows[[sentences.starts[word] + c - 1 for c in part.allowed[word][1:]]] for word in free
         ]
@@ -165,7 +160,7 @@ class WordSearch:
             [0.0 if c == 0 else float(self._alone[word][c - 1]) for c in some]
             for word, some in enumerate(part.allowed)
         ]
-        word = max(range(len(effects)), key=lambda w: (max(effects[w]) - min(effects[w]), len(effects[w])))
+        word = max(part.open, key=lambda w: (max(effects[w]) - min(effects[w]), len(effects[w])))
         ranked = sorted(zip(effects[word], part.allowed[word], strict=True), reverse=True)
         return part.halves(word, [choice for _, choice in ranked])
 

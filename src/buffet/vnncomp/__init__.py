@@ -1,5 +1,5 @@
 """The verification competition VNN-COMP: its instances, its answers and its files.
 
 `instance` answers one: a network in ONNX, a property in VNN-LIB and a time limit. `listing` answers a list of
-them, side by side, and `comparison` holds the answers against those of another verifier.
+them, side by side.
 """

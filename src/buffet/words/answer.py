@@ -18,6 +18,7 @@ from buffet.errors import BuffetError
 from buffet.methods import Method
 from buffet.printing import round_down, round_up
 from buffet.propagation.rigorous_run import RigorousRun, batch_size
+from buffet.properties import margin_of
 from buffet.query import checked_budget
 from buffet.regions.combinations import Combinations
 from buffet.system.precision import full_precision
@@ -100,6 +101,8 @@ def answered(
         one = verify(
             found.model, shape.region, method=method, label=label, budget=left, falsify=falsify, engine=engine
         )
+        if one.interrupted:
+            raise KeyboardInterrupt  # of the other shapes nothing is known
         margins.append(one.margin if one.verdict == "certified" else -math.inf)
         if one.counterexamples[0] is not None:
             flip = _flip(found, found.choices_at(shape, one.counterexamples[0]), label)
@@ -107,11 +110,10 @@ def answered(
             unknown += _sentences(found, shape)
     least = min(margins, default=-math.inf)
     verdict: Verdict = "falsified" if flip else "certified" if least > 0 else "unknown"
-    others = torch.cat([logits[:label], logits[label + 1 :]])
     return Answer(
         verdict=verdict,
         label=label,
-        clean_margin=float(logits[label] - others.max()),
+        clean_margin=float(margin_of(logits, label)),
         count=found.count,
         margin=least if verdict != "falsified" and math.isfinite(least) else None,
         flip=flip,
@@ -195,8 +197,7 @@ def _flip(found: Substitutions, choices: tuple[int, ...], label: int) -> Flip | 
         {w.span: w.named(c) for w, c in zip(found.words, choices, strict=True) if c}
     )
     logits = found.model.logits(found.model.embed(*sentence).double())
-    others = torch.cat([logits[:label], logits[label + 1 :]])
-    margin = float(logits[label] - others.max())
+    margin = float(margin_of(logits, label))
     if not margin < 0:
         return None
     changes = tuple((w.text, w.named(c)) for w, c in zip(found.words, choices, strict=True) if c)

@@ -1,6 +1,6 @@
 """What verification costs: measured, counted, and compared between commits.
 
-cases       what is measured: shapes, methods, the fixed ones and the grid
+cases       what is measured: fixed cases, and methods at given sizes
 counting    floating point operations and bytes of a computation, counted as it runs
 measuring   one case in this process; run as a module, the process of one case
 running     every case in a process of its own, within limits of time and memory

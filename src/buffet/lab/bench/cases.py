@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
@@ -11,13 +11,10 @@ from pydantic import TypeAdapter
 from buffet.errors import BuffetError
 from buffet.methods import METHODS, Method, method_named
 
-LAYERS, TOKENS, WIDTHS = (1, 3, 6, 12), (8, 16, 32, 64), (64, 128, 256, 512)
-CENTRE = (3, 16, 128)
-"""Layers, tokens and width around which one axis at a time is varied."""
+USUAL = (3, 16, 128)
+"""Layers, tokens and width, where they are not given."""
 WINDOWED = "backward/2"
 """A method's name, and how many layers it substitutes through."""
-VARIED = ("baseline", "lse", "backward", WINDOWED)
-"""What is measured along every axis by default; the other methods at the centre only."""
 FEW_STEPS = 10
 """Steps that learning methods take where nothing else is asked for: cost is linear in them."""
 LARGEST = 1 << 20
@@ -55,7 +52,7 @@ class BenchCase:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Layers, tokens and width: the axes of growth."""
+        """Layers, tokens and width."""
         return self.layers, self.tokens, self.width
 
 
@@ -76,11 +73,11 @@ FIXED: tuple[BenchCase, ...] = (
     BenchCase("o-buffet", 1, optimise="final", steps=100),
     BenchCase("o-buffet", 2, optimise="final", steps=100),
 )
-"""Cases that are measured unless sizes are given."""
+"""Cases that are measured unless sizes are given, besides every method at the usual size."""
 
 
 def shaped(name: str, layers: int, tokens: int, width: int, words: int = 1) -> BenchCase:
-    """A case of the grid: 4 heads, a feed-forward part twice as wide as the rest, small weights and ε.
+    """A case of a size: 4 heads, a feed-forward part twice as wide as the rest, small weights and ε.
 
     They hardly matter for the cost, but values and bounds of deep random networks must not overflow, or else
     the engine tries once more in float64.
@@ -108,46 +105,29 @@ def selection(
     widths: Sequence[int] = (),
     methods: Sequence[str] = (),
     words: int = 1,
-    *,
-    full: bool = False,
 ) -> list[BenchCase]:
-    """The cases of the grid that are asked for.
-
-    With `full`, or an axis given, all combinations (axes that are not given: all their values, or that of
-    the centre). Otherwise one axis at a time is varied around the centre.
-    """
+    """All combinations of some sizes, for some methods or all; without sizes, the fixed cases come first."""
     given = {"--layers": layers, "--tokens": tokens, "--width": widths, "--words": (words,)}
     for option, values in given.items():
         if wrong := [v for v in values if not 1 <= v <= LARGEST]:
             raise BuffetError(f"{option}: got {wrong[0]}; give whole numbers from 1 to {LARGEST}")
     if wrong := [w for w in widths if w % 4]:
         raise BuffetError(f"--width: got {wrong[0]}; give multiples of 4, as there are 4 heads")
-    if short := [n for n in tokens or (TOKENS if full else CENTRE[1:2]) if n < words]:
+    axes = [values or (usual,) for values, usual in zip((layers, tokens, widths), USUAL, strict=True)]
+    if short := [n for n in axes[1] if n < words]:
         raise BuffetError(
             f"--words: got {words}; a sentence of {short[0]} tokens has no more words than that"
         )
-    everything = (*METHODS, WINDOWED)
-    axes = zip((layers, tokens, widths), (LAYERS, TOKENS, WIDTHS), CENTRE, strict=True)
-    if full or layers or tokens or widths:
-        chosen = [values or (all_values if full else (centre,)) for values, all_values, centre in axes]
-        shapes = list(product(chosen[0], chosen[1], chosen[2]))
-        return [shaped(m, *shape, words) for m in methods or everything for shape in shapes]
+    sized = layers or tokens or widths or words > 1
+    fixed = [] if sized else [case for case in FIXED if not methods or case.method in methods]
     return [
-        shaped(m, *shape, words)
-        for m in methods or everything
-        for shape in (_cross() if m in (methods or VARIED) else (CENTRE,))
+        *fixed,
+        *(
+            shaped(method, *shape, words)
+            for method in methods or (*METHODS, WINDOWED)
+            for shape in product(axes[0], axes[1], axes[2])
+        ),
     ]
-
-
-def _cross() -> Iterator[tuple[int, int, int]]:
-    """The centre, and one axis at a time varied around it."""
-    yield CENTRE
-    for axis, values in enumerate((LAYERS, TOKENS, WIDTHS)):
-        for value in values:
-            if value != CENTRE[axis]:
-                varied = list(CENTRE)
-                varied[axis] = value
-                yield varied[0], varied[1], varied[2]
 
 
 def case_from(values: dict[str, object]) -> BenchCase:

@@ -116,7 +116,7 @@ def _accuracy(results: Results, data: str) -> Finding:
     low, high = paper.ACCURACY[data]
     found = [m.accuracy.test for m in results.records.models if m.accuracy and m.model.startswith(f"{data}-")]
     title = {"sst": "SST-2", "yelp": "Yelp"}[data]
-    claim = f"The models answer {low:.1%} to {high:.1%} of {title}'s test sentences rightly."
+    claim = f"The models classify {low:.1%} to {high:.1%} of {title}'s test sentences correctly."
     if not found:
         return Finding(claim, "", OPEN)
     inside = min(found) >= low - POINT and max(found) <= high + POINT

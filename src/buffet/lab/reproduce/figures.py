@@ -1,4 +1,4 @@
-"""The figures, each as SVG and PNG with its data as CSV.
+"""The figures.
 
 Colours are those of Okabe and Ito, which people with any colour vision tell apart; markers differ as well.
 """
@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from buffet.lab.drawing import FAINT, INK, SETTINGS, pictures
+from buffet.lab.reproduce.drawing import FAINT, INK, SETTINGS, svg
 from buffet.lab.reproduce.results import Results
 from buffet.lab.reproduce.scales import CURVE_SHARE, CURVES, OURS, PUBLISHED
-from buffet.lab.reproduce.tables import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,56 +41,45 @@ TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0,
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure and the numbers in it."""
+    """A figure of `panels` axes, at most `COLUMNS` side by side, and how they are drawn."""
 
     name: str
     caption: str
-    files: Mapping[str, str | bytes]  # by their endings
+    panels: int
+    draw: Callable[[Canvas, Sequence[Axes]], None]
+    size: tuple[float, float] = (3.1, 3.1)  # of one panel, in inches
+
+    def svg(self) -> bytes:
+        """The picture."""
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+
+        columns = min(COLUMNS, self.panels)
+        lines = math.ceil(self.panels / columns)
+        with matplotlib.rc_context(SETTINGS):
+            size = self.size[0] * columns, self.size[1] * lines + 0.5
+            canvas = Canvas(figsize=size, layout="constrained")
+            axes = canvas.subplots(lines, columns, squeeze=False).ravel().tolist()
+            for unused in axes[self.panels :]:
+                unused.set_visible(False)
+            self.draw(canvas, axes[: self.panels])
+            return svg(canvas)
 
 
-def figures(results: Results, pictures: bool = True) -> list[Figure]:
-    """Every figure there is something to draw in: scatter and box plots per dataset, the margin curves.
-
-    Without `pictures` they have their data only.
-    """
-    drawn: list[Figure] = []
+def figures(results: Results) -> list[Figure]:
+    """Every figure there is something to draw in: scatter and box plots per dataset, the margin curves."""
+    found: list[Figure] = []
     for data, record in results.data.items():
         if models := [m.model for m in results.about(data) if len(results.methods(m.model)) > 1]:
-            drawn += [
-                _scatter(results, data, record.title, models, pictures),
-                _boxes(results, data, record.title, models, pictures),
+            found += [
+                _scatter(results, data, record.title, models),
+                _boxes(results, data, record.title, models),
             ]
     if learned := [
         m.model for m in results.models if any(results.learning(m.model, method) for method in CURVES)
     ]:
-        drawn.append(_curves(results, learned, pictures))
-    return drawn
-
-
-def _drawn(
-    name: str,
-    caption: str,
-    panels: int,
-    draw: Callable[[Canvas, Sequence[Axes]], None],
-    data: str,
-    shown: bool,
-    size: tuple[float, float] = (3.1, 3.1),
-) -> Figure:
-    """A figure of `panels` axes, at most `COLUMNS` side by side; if it is not shown, its data only."""
-    if not shown:
-        return Figure(name, caption, {"csv": data})
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
-
-    columns = min(COLUMNS, panels)
-    lines = math.ceil(panels / columns)
-    with matplotlib.rc_context(SETTINGS):
-        canvas = Canvas(figsize=(size[0] * columns, size[1] * lines + 0.5), layout="constrained")
-        axes = canvas.subplots(lines, columns, squeeze=False).ravel().tolist()
-        for unused in axes[panels:]:
-            unused.set_visible(False)
-        draw(canvas, axes[:panels])
-        return Figure(name, caption, {**pictures(canvas), "csv": data})
+        found.append(_curves(results, learned))
+    return found
 
 
 def _legend(canvas: Canvas, axes: Sequence[Axes]) -> None:
@@ -102,7 +90,7 @@ def _legend(canvas: Canvas, axes: Sequence[Axes]) -> None:
     canvas.legend(list(found.values()), list(found), **where)
 
 
-def _scatter(results: Results, data: str, title: str, models: Sequence[str], shown: bool) -> Figure:
+def _scatter(results: Results, data: str, title: str, models: Sequence[str]) -> Figure:
     """Certified radius against the published baseline's, both divided by the largest one of the latter."""
     reach = {
         model: max((p.reference for p in results.pairs(model, PUBLISHED)), default=0.0) or 1.0
@@ -128,26 +116,14 @@ def _scatter(results: Results, data: str, title: str, models: Sequence[str], sho
         axes[0].set_ylabel("certified ε, normalised")
         _legend(canvas, axes)
 
-    header = ("model", "method", "task", PUBLISHED, "certified", f"{PUBLISHED}_norm", "certified_norm")
-    records = [
-        (
-            model,
-            method,
-            p.task,
-            *(v / unit for unit in (1.0, reach[model]) for v in (p.reference, p.certified)),
-        )
-        for model in reach
-        for method in SCATTERED
-        for p in results.pairs(model, method)
-    ]
     caption = (
         f"{title}: the largest certified ε of every task against that of {PUBLISHED}, both divided by the "
         f"largest one of {PUBLISHED}. Above the line y = x a method proves more."
     )
-    return _drawn(f"scatter-{data}", caption, len(models), draw, csv_text(header, records), shown)
+    return Figure(f"scatter-{data}", caption, len(models), draw)
 
 
-def _boxes(results: Results, data: str, title: str, models: Sequence[str], shown: bool) -> Figure:
+def _boxes(results: Results, data: str, title: str, models: Sequence[str]) -> Figure:
     """How the ratios to the published baseline's radius are spread: quartiles, extremes, every task."""
 
     def draw(canvas: Canvas, axes: Sequence[Axes]) -> None:
@@ -164,18 +140,11 @@ def _boxes(results: Results, data: str, title: str, models: Sequence[str], shown
             axis.set_title(model)
         axes[0].set_ylabel(f"certified ε / {PUBLISHED}")
 
-    header = ("model", "method", "ratio")
-    records = [
-        (model, method, value)
-        for model in models
-        for method in results.methods(model)[1:]
-        for value in results.ratios(model, method)
-    ]
     caption = (
         f"{title}: certified ε divided by that of {PUBLISHED}, task by task. Boxes are quartiles, "
         f"whiskers reach the extremes, points are tasks; 1 × is {PUBLISHED}."
     )
-    return _drawn(f"boxes-{data}", caption, len(models), draw, csv_text(header, records), shown, (3.1, 3.4))
+    return Figure(f"boxes-{data}", caption, len(models), draw, (3.1, 3.4))
 
 
 def _box(axis: Axes, place: int, colour: str, values: Sequence[float]) -> None:
@@ -195,7 +164,7 @@ def _box(axis: Axes, place: int, colour: str, values: Sequence[float]) -> None:
     axis.scatter(spots, values, s=7, c=colour, linewidths=0, alpha=0.8, zorder=3)
 
 
-def _curves(results: Results, models: Sequence[str], shown: bool) -> Figure:
+def _curves(results: Results, models: Sequence[str]) -> Figure:
     """Margins at every step of learning, divided by the size of the first method's, which is −1 in all."""
 
     def normalised(model: str, method: str) -> list[list[float]]:
@@ -232,14 +201,6 @@ def _curves(results: Results, models: Sequence[str], shown: bool) -> Figure:
         axes[0].set_ylabel("margin, normalised")
         _legend(canvas, axes)
 
-    header = ("model", "method", "task", "eps", "reference", "step", "margin")
-    records = [
-        (c.model, c.method, c.task, c.eps, c.reference, step, margin)
-        for model in models
-        for method in CURVES
-        for c in results.learning(model, method)
-        for step, margin in enumerate(c.steps)
-    ]
     counts = ", ".join(
         f"{model} {max(len(results.learning(model, method)) for method in CURVES)}" for model in models
     )
@@ -249,4 +210,4 @@ def _curves(results: Results, models: Sequence[str], shown: bool) -> Figure:
         + ", ".join(f"{method} from {against}" for method, against in CURVES.items())
         + f". Thin: one task each; thick: their median. Tasks: {counts}."
     )
-    return _drawn("margin-curves", caption, len(models), draw, csv_text(header, records), shown, (3.1, 2.7))
+    return Figure("margin-curves", caption, len(models), draw, (3.1, 2.7))

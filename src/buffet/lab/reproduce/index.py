@@ -21,7 +21,7 @@ ORDER = (
 
 
 def index_page(results: Results, figures: Sequence[Figure], tables: Sequence[Table]) -> str:
-    """The page in Markdown; pictures and data are linked where `reproduce` puts them."""
+    """The page in Markdown; pictures are linked where `reproduce` puts them."""
     parts = ["# Results", *_introduction(results)]
     for title, names in ORDER:
         found = []
@@ -40,8 +40,8 @@ def _introduction(results: Results) -> list[str]:
     failed = sum(answer.certified is None for answer in answers)
     norm = f"L{run.norm}".replace("inf", "∞")
     told = [
-        f"Scale *{run.scale}*: {run.summary}. A task is one word of a test sentence the model answers "
-        f"rightly, drawn at random; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
+        f"Scale *{run.scale}*: {run.summary}. A task is one word, drawn at random, of a correctly "
+        f"classified test sentence; it moves within an {norm} ball. {len(answers) - failed:,} radii of "
         f"{len(results.records.tasks):,} tasks were found, {failed} failed. Certified numbers are proven; "
         "ratios are rounded down. [What the paper claims, and what came out](claims.md).",
         progress(results),
@@ -52,19 +52,11 @@ def _introduction(results: Results) -> list[str]:
 
 
 def _figure(figure: Figure) -> str:
-    path = f"figures/{figure.name}"
-    return (
-        f"![{figure.caption}]({path}.svg)\n\n*{figure.caption}* "
-        f"([SVG]({path}.svg), [PNG]({path}.png), [data]({path}.csv))"
-    )
+    return f"![{figure.caption}](figures/{figure.name}.svg)\n\n*{figure.caption}*"
 
 
 def _table(table: Table) -> str:
-    path = f"tables/{table.name}"
-    return (
-        f"{table.markdown()}\n*{table.caption}* "
-        f"([Markdown]({path}.md), [LaTeX]({path}.tex), [data]({path}.csv))"
-    )
+    return f"{table.markdown()}\n*{table.caption}*"
 
 
 def _repeat(results: Results) -> str:

@@ -14,7 +14,6 @@ from buffet.experiments.plan import digest, model_digest
 from buffet.loading import load_checkpoint
 from buffet.methods import METHODS, method_named
 from buffet.regions import LpBall
-from buffet.report.margin_trace import MarginTrace
 from buffet.training import TrainSettings, train
 from buffet.training.corpus import encode, make_batches
 from buffet.training.network import Network
@@ -28,7 +27,7 @@ class _Answer(BaseModel):
 
 
 class Accuracy(_Answer):
-    """The shares of dev and test sentences a model answers rightly, and its size."""
+    """The shares of dev and test sentences that a model classifies correctly, and its size."""
 
     dev: float
     test: float
@@ -117,7 +116,7 @@ class CurveJob:
         model, eps = load_checkpoint(self.model), self.share * self.radius
         ball = LpBall(model.embed(self.sentence), [[self.word]], self.norm)
         reference = verify(model, ball, eps, self.against, label=self.label, falsify=False).margin
-        trace = MarginTrace([self.method], [reference])
+        steps: list[float] = []
         method = METHODS[self.method]
         if method.optimise != "none":
             method = method_named(method, steps=self.steps)
@@ -127,7 +126,7 @@ class CurveJob:
             eps,
             method,
             label=self.label,
-            trace=trace,
+            trace=lambda tasks, step, margins: steps.append(float(margins[0])),
             falsify=False,
         )
         return Curve(
@@ -140,7 +139,7 @@ class CurveJob:
             share=self.share,
             eps=eps,
             reference=_finite(reference),
-            steps=tuple(_finite(value) for value in trace.curves[0]),
+            steps=tuple(_finite(value) for value in steps),
             margin=_finite(found.margin),
         )
 

@@ -61,7 +61,7 @@ class DataRecord(_Record):
 
 
 class ModelRecord(_Record):
-    """A model: its size, how often it is right, and which it is."""
+    """A model: its size, its accuracy, and which it is."""
 
     kind: Literal["model"] = "model"
     model: str

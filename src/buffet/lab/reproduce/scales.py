@@ -38,7 +38,7 @@ EPOCHS: Mapping[str, int] = {"sst": 2, "yelp": 1}
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and the number of tasks it gets: one word each of as many test sentences it answers rightly."""
+    """A model and the number of its tasks: one word each of as many correctly classified test sentences."""
 
     preset: str  # of `buffet train`
     tasks: int  # asked to all methods of `COMPARED`
@@ -82,11 +82,6 @@ class Scale:
     @property
     def data(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(subject.data for subject in self.subjects))
-
-    @property
-    def radii(self) -> int:
-        """How many are searched."""
-        return sum(s.tasks * len(COMPARED) + s.thorough * len(self.thorough) for s in self.subjects)
 
     def about(self, data: str) -> tuple[Subject, ...]:
         """The subjects trained on one dataset."""

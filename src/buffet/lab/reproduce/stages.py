@@ -23,10 +23,10 @@ from buffet.experiments.config import Running
 from buffet.experiments.plan import SweepPlan, WorkUnit, make_plan, model_digest
 from buffet.experiments.sweep import carry_out
 from buffet.experiments.workers import Done, Failed, Fleet, Job, LocalFleet, Ticket, dispatch
-from buffet.lab.drawing import check_drawing
 from buffet.lab.reproduce import scales
 from buffet.lab.reproduce.claims import claims_page
-from buffet.lab.reproduce.figures import Figure, figures
+from buffet.lab.reproduce.drawing import check_drawing
+from buffet.lab.reproduce.figures import figures
 from buffet.lab.reproduce.index import index_page
 from buffet.lab.reproduce.jobs import Accuracy, AccuracyJob, Curve, CurveJob, TrainJob
 from buffet.lab.reproduce.records import DataRecord, ModelRecord, Records, Run, margin_record, task_records
@@ -92,7 +92,6 @@ def reproduce(
     fleet: Fleet[Any] | None = None,
     *,
     command: str,
-    draw_only: bool = False,
     trained_only: bool = False,
     hours: float | None = None,
     report: Callable[[Stage], None] = lambda stage: None,
@@ -102,10 +101,9 @@ def reproduce(
     Args:
         fleet: who works; by default a process per core.
         command: what the index page gives as the command.
-        draw_only: do no work, and draw what is there.
         trained_only: train nothing: models that are not there yet are left out.
-        hours: begin nothing after that; what was begun is finished. Radii get `RADII` of the time, if they
-            need it.
+        hours: begin nothing after that, and finish what was begun; 0 draws what is there. Radii get `RADII`
+            of the time, if they need it.
     """
     check_drawing()
     begin, seconds = time.monotonic(), math.inf if hours is None else 3600 * hours
@@ -115,7 +113,7 @@ def reproduce(
     absent = tuple(s.preset for s in scale.subjects if s not in there)
     scale = replace(scale, subjects=there)
     ends = begin + RADII * seconds, begin + seconds
-    work = Evaluation(place, scale, None if draw_only else fleet or LocalFleet(None, 1), report, *ends)
+    work = Evaluation(place, scale, fleet or LocalFleet(None, 1), report, *ends)
     with work.timed("training"):
         work.train()
     with work.timed("accuracy"):
@@ -143,26 +141,20 @@ def reproduce(
 
 
 def draw(records: Records, out: Path) -> Path:
-    """Write the figures with their data, the tables, and the pages that tie them together."""
+    """Write the figures, the page that shows them with all tables, and that of the paper's claims."""
     results = Results(records)
-    for name, content in pages(results, figures(results)).items():
-        path = out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content)
+    (out / "figures").mkdir(exist_ok=True)
+    for figure in figures(results):
+        write_atomically(out / "figures" / f"{figure.name}.svg", figure.svg())
+    for name, content in pages(results).items():
+        write_atomically(out / name, content)
     return out / "index.md"
 
 
-def pages(results: Results, drawn: Sequence[Figure]) -> dict[str, str | bytes]:
-    """All files about some results by their paths; figures may have pictures or only their data."""
-    made = tables(results)
-    things = (("figures", drawn), ("tables", made))
-    files = {
-        f"{folder}/{thing.name}.{suffix}": content
-        for folder, several in things
-        for thing in several
-        for suffix, content in thing.files.items()
-    }
-    return {**files, "index.md": index_page(results, drawn, made), "claims.md": claims_page(results)}
+def pages(results: Results) -> dict[str, str]:
+    """The pages about some results, by the names of their files."""
+    index = index_page(results, figures(results), tables(results))
+    return {"index.md": index, "claims.md": claims_page(results)}
 
 
 def _models(place: Workspace, scale: Scale, accuracies: Mapping[str, Accuracy]) -> tuple[ModelRecord, ...]:
@@ -182,11 +174,11 @@ def _models(place: Workspace, scale: Scale, accuracies: Mapping[str, Accuracy]) 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The stages of an evaluation; without a fleet, they find what is there and do no work."""
+    """The stages of an evaluation."""
 
     place: Workspace
     scale: Scale
-    fleet: Fleet[Any] | None
+    fleet: Fleet[Any]
     report: Callable[[Stage], None]
     radii_until: float = math.inf
     until: float = math.inf
@@ -194,8 +186,6 @@ class Evaluation:
     def train(self) -> None:
         """Train the models that are neither given nor there."""
         missing = [subject for subject in self.scale.subjects if not self.place.model(subject).is_dir()]
-        if missing and self.fleet is None:
-            raise BuffetError(f"{self.place.model(missing[0])}: no model yet, so there is nothing to draw")
         jobs = [
             TrainJob(
                 TrainSettings.of(
@@ -213,10 +203,11 @@ class Evaluation:
         self._run("training", jobs, len(self.scale.subjects))
 
     def accuracies(self, data: Mapping[str, DataRecord]) -> dict[str, Accuracy]:
-        """How often every model is right."""
+        """How often every model that is there classifies correctly."""
         jobs = {
             s.preset: AccuracyJob(self.place.model(s), self.place.folder(s), data[s.data].sha256)
             for s in self.scale.subjects
+            if self.place.model(s).is_dir()
         }
         found = self._remembered("accuracy", list(jobs.values()), Accuracy)
         return {preset: found[job.key] for preset, job in jobs.items() if job.key in found}
@@ -224,13 +215,12 @@ class Evaluation:
     def radii(self) -> list[Row]:
         """The rows of all models, in the order in which they are due."""
         plan = in_turn(self.place, self.scale)
-        if self.fleet is not None:
 
-            def tell(now: SweepProgress) -> None:
-                self.report(Stage("radii", now.before + now.done, plan.tasks))
+        def tell(now: SweepProgress) -> None:
+            self.report(Stage("radii", now.before + now.done, plan.tasks))
 
-            carry_out(plan, self.place.rows, self.fleet, Running(), progress=tell, until=self.radii_until)
-        known = {row.key: row for row in read_rows(self.place.rows)} if self.place.rows.exists() else {}
+        carry_out(plan, self.place.rows, self.fleet, Running(), progress=tell, until=self.radii_until)
+        known = {row.key: row for row in read_rows(self.place.rows)}
         return [known[key] for unit in plan.units for key in unit.keys if key in known]
 
     def curves(self, rows: Sequence[Row]) -> list[Curve]:
@@ -290,11 +280,8 @@ class Evaluation:
         total: int,
         save: Callable[[Job, object], None] = lambda job, answer: None,
     ) -> None:
-        """Do the jobs, if someone works; `total` counts those that were done before too.
-
-        One that fails ends the evaluation.
-        """
-        if self.fleet is None or not jobs:
+        """Do the jobs; `total` counts those that were done before too. One that fails ends the evaluation."""
+        if not jobs:
             return
         done = total - len(jobs)
 
@@ -317,12 +304,11 @@ class Evaluation:
         try:
             yield
         finally:
-            if self.fleet is not None:
-                times = dict(_times(self.place))
-                spent = (now - then for now, then in zip(_clocks(), before, strict=True))
-                cpu, wall = (a + b for a, b in zip(times.get(stage, (0.0, 0.0)), spent, strict=True))
-                times[stage] = cpu, wall
-                write_atomically(self.place.out / "times.json", json.dumps(times, indent=2) + "\n")
+            times = dict(_times(self.place))
+            spent = (now - then for now, then in zip(_clocks(), before, strict=True))
+            cpu, wall = (a + b for a, b in zip(times.get(stage, (0.0, 0.0)), spent, strict=True))
+            times[stage] = cpu, wall
+            write_atomically(self.place.out / "times.json", json.dumps(times, indent=2) + "\n")
 
 
 def in_turn(place: Workspace, scale: Scale) -> SweepPlan:

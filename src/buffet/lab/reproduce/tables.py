@@ -1,12 +1,10 @@
-"""The tables, each in Markdown, LaTeX and CSV."""
+"""The tables."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from buffet.lab.reproduce import paper
@@ -15,17 +13,6 @@ from buffet.lab.reproduce.results import METHODS, Results
 from buffet.lab.reproduce.scales import AT_MARGINS, MARGIN_SHARES, OURS, PUBLISHED
 
 MISSING = "–"
-ESCAPES = {
-    "\\": r"\textbackslash{}",
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "Δ": r"$\Delta$",
-    "ε": r"$\varepsilon$",
-    "×": r"$\times$",
-    "–": "--",
-    "∞": r"$\infty$",
-}
 
 
 @dataclass(frozen=True)
@@ -44,42 +31,6 @@ class Table:
         return "".join(
             f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in lines
         )
-
-    def latex(self) -> str:
-        """A floating table; it needs the package booktabs."""
-        body = [" & ".join(map(_escaped, row)) + r" \\" for row in (self.header, *self.rows)]
-        lines = [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{_escaped(self.caption)}}}",
-            rf"  \label{{tab:{self.name}}}",
-            rf"  \begin{{tabular}}{{{'l' * self.labels}{'r' * (len(self.header) - self.labels)}}}",
-            r"    \toprule",
-            f"    {body[0]}",
-            r"    \midrule",
-            *(f"    {line}" for line in body[1:]),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-        ]
-        return "\n".join(lines) + "\n"
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """The content of its files by their endings."""
-        return {"md": self.markdown(), "tex": self.latex(), "csv": csv_text(self.header, self.rows)}
-
-
-def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows as CSV; numbers in full."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
-    return text.getvalue()
-
-
-def _escaped(text: str) -> str:
-    return "".join(ESCAPES.get(letter, letter) for letter in text)
 
 
 def ratio(value: float | None, digits: int = 2) -> str:
@@ -117,7 +68,7 @@ def _data(results: Results) -> Table:
 def _accuracy(results: Results) -> Table:
     return Table(
         name="accuracy",
-        caption="The models: their size, the share of dev and test sentences they answer rightly and the "
+        caption="The models: their size, the share of dev and test sentences they classify correctly and the "
         f"paper's range of the latter, the minutes their training took and their digest. {paper.YELP}",
         header=("model", "layers", "width", "parameters", "dev", "test", "paper", "minutes", "digest"),
         rows=tuple(

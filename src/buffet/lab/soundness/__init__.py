@@ -12,11 +12,9 @@ points     points that try to break a bound
 claims     what a method claims, held against points
 extremes   networks at the edges of floating point, some put together from gadgets
 judge      their values in exact arithmetic (`spans`), at points that are known exactly (`exact_points`)
+           and inside for certain (`exact_regions`)
 strict     what a method claims, held against exact values
 campaign   every method on many cases, ordinary and extreme
-mutants    the same against an engine that is broken on purpose (`mutations`): it has to be noticed
-staged     cases for mistakes that random networks hide
-exact      claims that have to hold to the last bit
 """
 
 from buffet.lab.soundness.campaign import (

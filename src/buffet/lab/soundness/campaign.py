@@ -105,7 +105,7 @@ def check_bounds(points: Points, method: Method, name: str, *, inside: bool) -> 
     if inside and not method.optimiser.learns:
         yield check_inside(points, method, name)
         if method.describe().linear:
-            yield check_inside(points, method, name, shares=points.case.seed)
+            yield check_inside(points, method, name, seed=points.case.seed)
 
 
 def _ordinary(points: Points, method: Method, name: str, turn: int, given: bool) -> Iterator[Finding]:

@@ -113,10 +113,10 @@ def check_verdicts(points: Points, method: Method, name: str) -> Finding:
     return found + Finding(1, True, (Violation.of(case, name, "radius", 0, radius, case.radius, point),))
 
 
-def check_inside(points: Points, method: Method, name: str, shares: int | None = None) -> Finding:
+def check_inside(points: Points, method: Method, name: str, seed: int | None = None) -> Finding:
     """Hold the values of every node against its box, its form and its relaxation.
 
-    With `shares`, everything a relaxation leaves free is chosen at random from that seed: what an optimiser
+    With a `seed`, the parameters of all relaxations are drawn at random from it: what an optimiser
     may come to, and worse.
     """
     case, region = points.case, points.case.inner
@@ -127,8 +127,8 @@ def check_inside(points: Points, method: Method, name: str, shares: int | None =
             return bound_nodes(clean_run, region, relaxer, method.describe(), dtype=case.engine.dtype)
 
     bounds = walk(Relaxer(method.product))
-    if shares is not None:
-        bounds = walk(Relaxer(learned=_random_shares(bounds, shares)))
+    if seed is not None:
+        bounds = walk(Relaxer(learned=_random_parameters(bounds, seed)))
     deltas = points.telling(INNER_POINTS)
     some = Points(case, deltas, exhaustive=False)
     at = deviations(clean_run.program, clean_run.clean, region, deltas)
@@ -138,17 +138,17 @@ def check_inside(points: Points, method: Method, name: str, shares: int | None =
     return total
 
 
-def _random_shares(bounds: Bounds, seed: int) -> dict[int, Parameters]:
-    """Random shares of all nodes, some at the ends of their range."""
+def _random_parameters(bounds: Bounds, seed: int) -> dict[int, Parameters]:
+    """Random parameters of all nodes, some at the ends of their range."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(share: Tensor) -> Tensor:
-        return (2 * torch.rand(share.shape, generator=generator, dtype=share.dtype) - 0.5).clamp(0, 1)
+    def draw(like: Tensor) -> Tensor:
+        return (2 * torch.rand(like.shape, generator=generator, dtype=like.dtype) - 0.5).clamp(0, 1)
 
     with torch.no_grad():
         # A hopeless walk ends early.
         known = initial_parameters(bounds, "zero", only_alphas=False, upto=max(bounds.enclosures))
-    return {index: {key: draw(share) for key, share in node.items()} for index, node in known.items()}
+    return {index: {key: draw(value) for key, value in node.items()} for index, node in known.items()}
 
 
 def _sizes(bounds: Bounds, at: list[Tensor]) -> list[Tensor]:

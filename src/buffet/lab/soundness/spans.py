@@ -90,7 +90,7 @@ class Span:
         return Span(self.lower, self.upper, self.scale * number)
 
     def about(self, place: tuple[int, ...]) -> float:
-        """At most this much is an entry, rounded to nearest."""
+        """An upper bound of an entry, rounded to nearest."""
         try:
             return int(self.upper[place]) / self.scale
         except OverflowError:

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from buffet.lab.soundness.claims import Finding, Violation
-from buffet.lab.soundness.exact_points import ExactPoints, contained
+from buffet.lab.soundness.exact_points import ExactPoints
+from buffet.lab.soundness.exact_regions import exactly
 from buffet.methods import Method
 
 LARGEST = 1e300
@@ -42,7 +43,7 @@ def check_radius(points: ExactPoints, method: Method, name: str) -> Finding:
     certified = points.case.certified_radius(method, min(4 * size, LARGEST))
     if not certified > 0:
         return Finding(1)  # nothing is claimed
-    nearest = flips.select(np.flatnonzero(contained(ball.with_eps(certified), flips.places)))
+    nearest = flips.select(np.flatnonzero(exactly(ball.with_eps(certified)).contained(flips.places)))
     if not nearest.count():
         return Finding(1)
     wrong = nearest.violated(zero)[0]

@@ -80,24 +80,17 @@ class OnnxModel:
         """The outputs for flattened inputs, in float64."""
         return self.program64.evaluate(self.rows_of(flat.double()))
 
-    def box(
-        self,
-        lower: Float[Tensor, " inputs"],
-        upper: Float[Tensor, " inputs"],
-        center: Float[Tensor, " inputs"] | None = None,
-    ) -> Box:
+    def box(self, lower: Float[Tensor, " inputs"], upper: Float[Tensor, " inputs"]) -> Box:
         """The region of all inputs between two flattened ones; rows that cannot move are not among its words.
 
-        The unmoved rows are those of `center`, in the middle by default.
+        The unmoved rows are in the middle.
         """
         low, high = self.rows_of(lower.double()), self.rows_of(upper.double())
         middle = low + (high - low) / 2
-        rows = middle if center is None else self.rows_of(center.double())
-        moved = (low < high).any(-1) | ((low != rows) | (high != rows)).any(-1)
-        words = moved.nonzero()[:, 0]
+        words = (low != high).any(-1).nonzero()[:, 0]
         if not len(words):
             words = (self.layout >= 0).any(-1).nonzero()[:1, 0]
-        return Box(rows, low[words], high[words], words)
+        return Box(middle, low[words], high[words], words)
 
 
 def read_onnx(path: str | Path, *, check: bool | None = None) -> OnnxModel:

@@ -27,7 +27,7 @@ const radiusName = (data, rows) => {
 function methodsTable(data, rows, failures) {
   const key = row => `${row.model} ${row.norm} ${row.method}`;
   const failed = groupBy(
-    failures.filter(row => row.status !== "ok" && row.what !== "verify"),
+    failures.filter(row => row.status !== "ok"),
     key,
   );
   const lines = [...groupBy(rows, key).entries()].map(([name, group]) =>
@@ -341,27 +341,6 @@ function slowest(data, rows) {
     portion: 10,
     sort: { column: "seconds", direction: "descending" },
   });
-}
-
-function verifiedTable(data, rows) {
-  const lines = [...groupBy(rows, row => `${row.model} ${row.norm} ${row.method} ${row.size}`).values()].map(group => {
-    const count = verdict => group.filter(row => row.verdict === verdict).length;
-    return {
-      ...group[0],
-      tasks: group.length,
-      certified: count("certified"),
-      falsified: count("falsified"),
-      unknown: count("unknown"),
-    };
-  });
-  const number = name => ({ name, first: "descending", key: line => line[name], cell: line => String(line[name]) });
-  const columns = [
-    column("size", line => line.size),
-    column("norm", line => setting(data, line)),
-    column("method", line => data.methods[line.method]),
-    ...["tasks", "certified", "falsified", "unknown"].map(number),
-  ];
-  return makeTable({ caption: "Verified at given sizes", columns, rows: lines, portion: 60 });
 }
 
 function failureTable(data, rows) {

@@ -11,7 +11,6 @@
     return found;
   };
   const rows = prepared(data.columns, data.rows);
-  const verified = prepared(data.verified_columns, data.verified);
   const failures = prepared(data.failure_columns, data.failures);
   compare(rows, data.reference);
 
@@ -93,7 +92,6 @@
     drawCards();
     show("weakest", best.length ? weakest(data, best) : []);
     show("slowest", shown.length ? slowest(data, shown) : []);
-    if (verified.length) show("verified", verified.some(passes) ? verifiedTable(data, verified.filter(passes)) : []);
     if (failures.length) show("failures", failures.some(passes) ? failureTable(data, failures.filter(passes)) : []);
   }
 

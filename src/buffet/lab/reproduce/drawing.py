@@ -1,4 +1,4 @@
-"""What all figures have in common: their style, and pictures of which the same data gives the same bytes."""
+"""What all figures have in common: their style, and that the same data gives the same bytes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,8 @@ def check_drawing() -> None:
     optional("matplotlib", "plots", "drawing figures needs matplotlib")
 
 
-def pictures(canvas: Canvas) -> dict[str, bytes]:
-    """A figure as SVG and PNG."""
-    found = {}
-    for kind, nothing in (("svg", "Date"), ("png", "Software")):
-        data = io.BytesIO()
-        canvas.savefig(data, format=kind, dpi=180, metadata={nothing: None})
-        found[kind] = data.getvalue()
-    return found
+def svg(canvas: Canvas) -> bytes:
+    """A figure as SVG."""
+    data = io.BytesIO()
+    canvas.savefig(data, format="svg", metadata={"Date": None})
+    return data.getvalue()

@@ -19,8 +19,6 @@ from buffet.branching.entries import Entries
 from buffet.branching.leaf_bounds import LeafBounds
 from buffet.branching.leaves import Leaves
 from buffet.branching.stems import Ground, Trunk
-from buffet.lab.soundness.mutants import Mutant, Name, Wrong, around, entry, result
-from buffet.lab.soundness.staged import ABSORBING, CANCELLING, CELLS, DECIDED
 from buffet.network import Affine, Center, Mean, Normalise, Softmax
 from buffet.network.functions import FUNCTIONS, Function
 from buffet.optimisation.adam import Adam
@@ -34,6 +32,8 @@ from buffet.relaxations import table as choices
 from buffet.relaxations.enclosures import LinesEnclosure, SoftmaxEnclosure, SumEnclosure, _Signed
 from buffet.relaxations.table import Relaxer
 from buffet.search.branching import Leaf, Tree
+from engine_mutants.hunting import Mutant, Name, Wrong, around, entry, result
+from engine_mutants.staged import ABSORBING, CANCELLING, CELLS, DECIDED
 
 VERIFY = import_module("buffet.verification.verify")  # the package has a function of this name
 
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m("last candidate", "forgotten", CandidateSet, "minimise", LESS_THAN_ALL, LINES, 282),
     _m("budget", "one word too few", CandidateSet, "minimise", LESS_BUDGET, LINES, 282),
     # Learning and verdicts
-    _m("shares", "not kept in [0, 1]", Relaxer, "__call__", TOO_FAR, ("lse", "baseline"), 311),
+    _m("parameters", "not kept in [0, 1]", Relaxer, "__call__", TOO_FAR, ("lse", "baseline"), 311),
     _m("projection", "steps that leave [0, 1]", Adam, "descend", around(_beyond), LEARNED, 311),
     _m("NaN", "counts as a proof", VERIFY, "proven",
        around(lambda right, margins: ~(margins <= 0).any(-1)), LINES, 43),

@@ -4,8 +4,8 @@ It is here to be compared with, and shares nothing with our own bounds: values a
 program as zonotopes (`multinorm`), and at the input of every block all but the largest noise symbols are
 folded into one symbol per entry. To see a radius:
 
-    python -c "
-    import buffet; from buffet.lab.peers import zonotope
+    PYTHONPATH=tests python -c "
+    import buffet; from peers import zonotope
     model = buffet.load(); x = model.embed('a gripping , moving film')
     print(zonotope.radius(model, buffet.LpBall(x, words=[[1], [2]], p=2)))"
 """
@@ -23,11 +23,11 @@ from torch import Tensor
 from buffet.attack import AttackSettings, attacked_radius
 from buffet.engine import Classifier
 from buffet.errors import BuffetError
-from buffet.lab.peers.multinorm import LINES, Zonotope, product, softmax
 from buffet.network import Add, Affine, Apply, Bilinear, Linear, Op, Program, Scores, Softmax
 from buffet.query import clean_answer
 from buffet.regions import LpBall
 from buffet.search.root_finding import RootFinder, hopeless, secant
+from peers.multinorm import LINES, Zonotope, product, softmax
 
 SYMBOLS = 6000
 """Noise symbols kept at the input of a block, beside one for every entry; DeepT keeps 14000, on a GPU.

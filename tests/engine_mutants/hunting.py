@@ -1,9 +1,9 @@
-"""An engine broken on purpose, one mistake at a time: a campaign that misses mistakes is worth little.
+"""Whether a mistake in the engine would be noticed: a campaign that misses mistakes is worth little.
 
 A mutant replaces one attribute of one module, class or table of the engine while a context is open; nothing
-in the engine knows of it. `mutations` has the table of what is broken. A mutant is caught if some case of a
-short list, or one that is `staged` for it, shows a violation by one of the methods it concerns, or if a claim
-is wrong in its last bits (`exact`). Without it the same cases and claims show none.
+in the engine knows of it. It is noticed if some case of a short list, or one that is `staged` for it, shows a
+violation by one of the methods it concerns, or if a claim is wrong in its last bits (`exact`). Without it the
+same cases and claims show none.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from buffet.lab.soundness.campaign import case_of, check_bounds, known_methods
 from buffet.lab.soundness.claims import Finding, Violation, check_answer, check_verdicts
 from buffet.lab.soundness.cut_claims import check_cuts
-from buffet.lab.soundness.exact import EXACT, check_exactly
 from buffet.lab.soundness.points import Points, points_of
-from buffet.lab.soundness.staged import STAGED
 from buffet.methods import Method, method_named
 from buffet.regions import Cell
+from engine_mutants.exact import EXACT, check_exactly
+from engine_mutants.staged import STAGED
 
 SEEDS = (203, 311, 32, 116, 185, 231, 28, 282, 43, 398, 359)
 """The cases a mutant has to survive, all small: planted networks of every kind, two words, a box, candidates,
