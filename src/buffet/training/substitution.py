@@ -92,6 +92,7 @@ class SubstitutionNetwork(Network):
     """
 
     measure = "certified dev accuracy"
+    shift: Tensor
 
     def __init__(
         self,
