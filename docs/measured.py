@@ -1,18 +1,22 @@
 """Draws what was measured on models of `buffet train` from committed rows: how methods compare
-(`results/methods.md`), and how accurate and how provable the models are (tables in `models.md`).
+(`results/methods.md`), how accurate and how provable the models are (tables in `models.md`), and what is
+proven of a data set with its words exchanged (`README.md`).
 
 buffet sweep docs/results/methods.toml --out sweep.ndjson
 python docs/measured.py sweep.ndjson      # keeps what came out, without the sentences, and draws it
 python docs/measured.py MODEL...          # keeps what the cards of checkpoints say, and draws it
+python docs/measured.py evaluation.ndjson # keeps how many sentences an evaluation has proven, and draws it
 python docs/measured.py                   # draws what is kept
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -25,8 +29,14 @@ from buffet.printing import round_down, round_up
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, CARDS = RESULTS / "methods.ndjson", RESULTS / "models.ndjson"
+EVALUATION = RESULTS / "evaluation.ndjson"
 PAGE, MODELS = RESULTS / "methods.md", RESULTS.parent / "models.md"
+README = RESULTS.parents[1] / "README.md"
 REFERENCE = "baseline"
+EVALUATE = (
+    "buffet evaluate --data sst2/test.tsv --synonyms synonyms.json --most-synonyms 8 "
+    "--model sst2-substitutions --budget 20"
+)
 NORMS = {"1": "L1", "2": "L2", "inf": "L∞"}
 INTRODUCTION = """# Methods compared
 
@@ -141,6 +151,39 @@ def provable(tasks: Sequence[Task]) -> str:
     return Table("provable", "", ("model", "words", "`lse`", "`buffet`", "attacked"), tuple(rows)).markdown()
 
 
+def evaluation(path: Path) -> dict[str, Any]:
+    """How many sentences of a data set are classified correctly, and of these proven, open or broken."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    right = [row for row in rows if row["answer"] == row["gold"]]
+    found = Counter(row["levels"][0]["verdict"] for row in right)
+    counts = {verdict: found[verdict] for verdict in ("certified", "falsified", "unknown")}
+    return {"model": rows[0]["model"], "sentences": len(rows), "right": len(right), **counts}
+
+
+def told(found: Task) -> str:
+    """What `buffet evaluate` prints of it: what is certified rounded down, all else up."""
+    counts = {"clean": found["right"], "certified": found["certified"]}
+    counts |= {"under attack": found["certified"] + found["unknown"], "open": found["unknown"]}
+    cells = {
+        name: (math.floor if name == "certified" else math.ceil)(10_000 * count / found["sentences"]) / 10_000
+        for name, count in counts.items()
+    }
+    header = f"at most  {'  '.join(f'{name:>{max(6, len(name))}}' for name in cells)}"
+    values = f"    all  {'  '.join(f'{cell:>{max(6, len(name))}.4f}' for name, cell in cells.items())}"
+    about = f"{found['model']} · words exchanged for synonyms · buffet"
+    about += f" · {found['sentences']:,} sentences of test.tsv"
+    return f"```console\n$ {EVALUATE}\n{about}\n\n{header}\n{values}\n```\n"
+
+
+def exchanged(found: Task) -> str:
+    """The same as a table, in percent of all sentences."""
+    shares = (
+        100 * found[name] / found["sentences"] for name in ("right", "certified", "falsified", "unknown")
+    )
+    row = (f"`{found['model']}`, all {found['sentences']:,} sentences", *(f"{s:.2f} %" for s in shares))
+    return Table("exchanged", "", ("", "clean", "certified", "falsified", "open"), (row,)).markdown()
+
+
 def drawn(page: str, tables: Mapping[str, str]) -> str:
     """A page with its tables in place: each stands between `<!-- NAME -->` and `<!-- end -->`."""
     for name, table in tables.items():
@@ -175,14 +218,22 @@ def keep(rows: Path, things: Iterable[Task]) -> None:
 
 def pages() -> dict[Path, str]:
     """All that is drawn from the rows that are kept."""
-    tasks, cards = read(ROWS), read(CARDS)
-    tables = {"trained": trained(cards), "provable": provable(tasks)}
-    return {PAGE: page(tasks), MODELS: drawn(MODELS.read_text(), tables)}
+    tasks, cards, (found,) = read(ROWS), read(CARDS), read(EVALUATION)
+    tables = {"trained": trained(cards), "provable": provable(tasks), "exchanged": exchanged(found)}
+    return {
+        PAGE: page(tasks),
+        MODELS: drawn(MODELS.read_text(), tables),
+        README: drawn(README.read_text(), {"evaluated": told(found)}),
+    }
 
 
 if __name__ == "__main__":
     given = [Path(argument) for argument in sys.argv[1:]]
-    if sweeps := [path for path in given if path.is_file()]:
+    files = [path for path in given if path.is_file()]
+    evaluations = [path for path in files if '"gold"' in path.open().readline()]
+    if evaluations:
+        keep(EVALUATION, map(evaluation, evaluations))
+    if sweeps := [path for path in files if path not in evaluations]:
         keep(ROWS, compact(row for path in sweeps for row in read_rows(path)))
     if models := [path for path in given if path.is_dir()]:
         kept = {known["recipe"]: known for known in (read(CARDS) if CARDS.exists() else ())}
