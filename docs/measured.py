@@ -1,13 +1,16 @@
-"""Draws `results/methods.md`, how methods compare on models of `buffet train`, from committed rows.
+"""Draws what was measured on models of `buffet train` from committed rows: how methods compare
+(`results/methods.md`), and how accurate and how provable the models are (tables in `models.md`).
 
 buffet sweep docs/results/methods.toml --out sweep.ndjson
 python docs/measured.py sweep.ndjson      # keeps what came out, without the sentences, and draws it
+python docs/measured.py MODEL...          # keeps what the cards of checkpoints say, and draws it
 python docs/measured.py                   # draws what is kept
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +21,11 @@ from typing import Any
 from buffet.experiments import Row, read_rows
 from buffet.lab.reproduce.records import task_records
 from buffet.lab.reproduce.tables import MISSING, Table, ratio
+from buffet.printing import round_down, round_up
 
 RESULTS = Path(__file__).parent / "results"
-ROWS, PAGE = RESULTS / "methods.ndjson", RESULTS / "methods.md"
+ROWS, CARDS = RESULTS / "methods.ndjson", RESULTS / "models.ndjson"
+PAGE, MODELS = RESULTS / "methods.md", RESULTS.parent / "models.md"
 REFERENCE = "baseline"
 NORMS = {"1": "L1", "2": "L2", "inf": "L∞"}
 INTRODUCTION = """# Methods compared
@@ -69,7 +74,8 @@ def _section(model: str, tasks: Sequence[Task]) -> str:
     for method in methods:
         cells = [cell for norm in norms for cell in _cells(method, by_norm[norm])]
         times = [time for norm in norms if (time := _time(method, by_norm[norm])) is not None]
-        told = f"{ratio(min(times), 1)} to {ratio(max(times), 1)} ×" if times else MISSING
+        ends = dict.fromkeys(ratio(end, 1) for end in (min(times), max(times))) if times else ()
+        told = f"{' to '.join(ends)} ×" if times else MISSING
         rows.append((_spelt(method), *cells, told))
     counts = ", ".join(f"{len(by_norm[norm])} in {NORMS[norm]}" for norm in norms)
     table = Table(model, "", tuple(header), tuple(rows))
@@ -109,14 +115,78 @@ def _spelt(method: str) -> str:
     return f"`{name}{options}`"
 
 
-def read() -> list[Task]:
-    return [json.loads(line) for line in ROWS.read_text().splitlines()]
+def _mean(numbers: Iterable[float | None]) -> float:
+    return statistics.fmean(number for number in numbers if number is not None)
+
+
+def trained(cards: Sequence[Task]) -> str:
+    """How accurate models are."""
+    rows = [(f"`{card['recipe']}`", *(f"{card[part]:.2f} %" for part in ("dev", "test"))) for card in cards]
+    return Table("trained", "", ("model", "dev", "test"), tuple(rows)).markdown()
+
+
+def provable(tasks: Sequence[Task]) -> str:
+    """Mean radii in L2, by a quick method and by the tightest."""
+    rows = []
+    for model in sorted({task["model"] for task in tasks}):
+        own = [task for task in tasks if task["model"] == model and task["norm"] == "2" and task["attacked"]]
+        certified = (
+            round_down(
+                _mean(task["answers"][method]["certified"] for task in own if method in task["answers"])
+            )
+            for method in ("lse", "buffet")
+        )
+        attacked = round_up(_mean(task["attacked"] for task in own))
+        rows.append((f"`{model}`", str(len(own)), *certified, attacked))
+    return Table("provable", "", ("model", "words", "`lse`", "`buffet`", "attacked"), tuple(rows)).markdown()
+
+
+def drawn(page: str, tables: Mapping[str, str]) -> str:
+    """A page with its tables in place: each stands between `<!-- NAME -->` and `<!-- end -->`."""
+    for name, table in tables.items():
+        pattern = rf"(?s)<!-- {name} -->\n.*?<!-- end -->"
+        page, count = re.subn(pattern, lambda _, t=table, n=name: f"<!-- {n} -->\n\n{t}\n<!-- end -->", page)
+        assert count == 1, f"<!-- {name} --> stands {count} times"
+    return page
+
+
+def card(model: Path) -> dict[str, Any]:
+    """What the card of a checkpoint says."""
+    text = (model / "README.md").read_text()
+
+    def percent(part: str) -> float:
+        found = re.search(rf"^\| {part} accuracy \| ([0-9.]+)%", text, re.M)
+        assert found, f"{model}: no {part} accuracy"
+        return float(found[1])
+
+    command = re.search(r"^    buffet train (.*)$", text, re.M)
+    assert command, f"{model}: no command"
+    recipe = re.sub(r" ?--(data|out|synonyms|from) \S+", "", command[1])
+    return {"recipe": recipe or model.name, "dev": percent("dev"), "test": percent("test")}
+
+
+def read(rows: Path) -> list[Task]:
+    return [json.loads(line) for line in rows.read_text().splitlines()]
+
+
+def keep(rows: Path, things: Iterable[Task]) -> None:
+    rows.write_text("".join(f"{json.dumps(t, ensure_ascii=False, separators=(',', ':'))}\n" for t in things))
+
+
+def pages() -> dict[Path, str]:
+    """All that is drawn from the rows that are kept."""
+    tasks, cards = read(ROWS), read(CARDS)
+    tables = {"trained": trained(cards), "provable": provable(tasks)}
+    return {PAGE: page(tasks), MODELS: drawn(MODELS.read_text(), tables)}
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        kept = compact(row for path in sys.argv[1:] for row in read_rows(Path(path)))
-        ROWS.write_text(
-            "".join(f"{json.dumps(task, ensure_ascii=False, separators=(',', ':'))}\n" for task in kept)
-        )
-    PAGE.write_text(page(read()))
+    given = [Path(argument) for argument in sys.argv[1:]]
+    if sweeps := [path for path in given if path.is_file()]:
+        keep(ROWS, compact(row for path in sweeps for row in read_rows(path)))
+    if models := [path for path in given if path.is_dir()]:
+        kept = {known["recipe"]: known for known in (read(CARDS) if CARDS.exists() else ())}
+        kept |= {found["recipe"]: found for found in map(card, models)}
+        keep(CARDS, kept.values())
+    for path, text in pages().items():
+        path.write_text(text)

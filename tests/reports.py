@@ -242,7 +242,13 @@ def _evaluated(number: int, levels: tuple[float, ...]) -> SentenceRow:
     values: dict[str, Any] = dict.fromkeys(SentenceRow.model_fields)
     values |= {"key": str(number), "status": "ok", "model": "m", "model_digest": "0", "sentence": text}
     values |= {"gold": 1, "answer": int(kind != 4), "clean_margin": -1.0 if kind == 4 else 1.0 + number / 10}
-    values |= {"kind": "at_most", "asked": "words", "levels": answers if kind < 4 else (), "method": "buffet"}
+    values |= {
+        "kind": "at_most",
+        "asked": "words",
+        "levels": answers if kind < 4 else (),
+        "method": "buffet",
+        "left_out": 0,
+    }
     values |= {"counterexample": flip if kind in (1, 2) else None, "parts": {}, "seed": 0, "seconds": 0.2}
     values |= {"finished": "2026-01-01T00:00:00+00:00", "versions": VERSIONS}
     if kind == 5:

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from buffet.errors import BuffetError, one_line, show
+from buffet.system.files import read_text
 
 Synonyms = Mapping[str, Sequence[str]]
 
@@ -14,10 +15,8 @@ Synonyms = Mapping[str, Sequence[str]]
 def read_synonyms(path: str | Path, most: int | None = None) -> dict[str, list[str]]:
     """A file of synonyms: one JSON object, word → list of words; of each list the first `most`."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+        content = json.loads(read_text(Path(path)))
+    except (ValueError, RecursionError) as error:
         raise BuffetError(f"{path}: not a JSON file: {one_line(error)}") from None
     return checked_synonyms(content, str(path), most)
 

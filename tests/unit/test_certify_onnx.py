@@ -22,7 +22,6 @@ from buffet_checker.check import judge
 from buffet_checker.errors import RejectedError
 from buffet_checker.properties import Property, finish, read_property
 from buffet_checker.report import as_json, as_lines
-from command_line import runner
 from corruptions import Opened
 from false_certificates import base, judged
 from onnx_networks import Controller, export, shaken
@@ -34,11 +33,6 @@ QUICK = METHODS["lse"]
 def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 inputs, 2 outputs between −1 and 1."""
     return export(shaken(Controller()), torch.zeros(1, 4, 3), tmp_path_factory.mktemp("network") / "c.onnx")
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def spec(path: Path, bound: float, boxes: tuple[float, ...] = (0.0,)) -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 import buffet
 from buffet.data import Example, read_tsv
 from buffet.errors import BuffetError
-from buffet.evaluation import Evaluation, SentenceRow, Share, evaluate
+from buffet.evaluation import Evaluation, SentenceRow, Share, evaluate, questions
 from buffet.evaluation.accuracy import clopper_pearson
 from buffet.evaluation.arguments import balls
 from buffet.evaluation.examples import read_examples
@@ -22,6 +24,7 @@ from buffet.evaluation.questions import Counterexample, Level, settled
 from buffet.experiments import read_rows
 from buffet.experiments.store import read_store
 from buffet.loading import Model, load_checkpoint
+from buffet.words import answer
 from reports import row as sweep_row
 from tiny_checkpoint import SENTENCES, write_model, write_sentences
 
@@ -341,6 +344,32 @@ def test_an_interrupted_evaluation_goes_on(home: Path, tmp_path: Path, moved: Ev
     again = evaluate(str(home / "tiny"), home / "data.tsv", **asked, count=3, progress=seen.append)
     assert seen[-1].before == 3  # a sample of what is known
     assert again.sampled
+
+
+@pytest.mark.parametrize("asked", [{"eps": 0.02}, {"synonyms": SYNONYMS}])
+def test_an_interrupted_sentence_has_no_row(
+    home: Path, tmp_path: Path, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a budget `verify` tells what is known by then, which is not what the whole budget would tell."""
+    for module in (questions, answer):
+        right = module.verify
+        stopped = partial(
+            lambda right, *args, **kwargs: replace(right(*args, **kwargs), interrupted=True), right
+        )
+        monkeypatch.setattr(module, "verify", stopped)
+    out = tmp_path / "rows.ndjson"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(home / "tiny", home / "data.tsv", **asked, budget=20.0, method="baseline", out=out)
+    assert all(not row.right for row in read_store(out, SentenceRow))
+
+
+def test_substitutes_that_nothing_is_asked_of_are_told(model: Model) -> None:
+    data = [("good film", int(clean_margin(model, Example("good film", 0)) < 0))]
+    for some, count in ({"film": ["[SEP]", "mess"]}, 1), ({"film": ["[SEP]", "[CLS]"]}, 2):
+        found = evaluate(model, data, synonyms=some, method="baseline")
+        assert found.sentences[0].left_out == count
+        assert f"{count} substitute" in found.notes[0]
+        assert "left out" in found.notes[0]
 
 
 def test_rows_of_something_else_are_refused(home: Path, tmp_path: Path) -> None:

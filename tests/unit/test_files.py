@@ -15,7 +15,7 @@ import torch
 import buffet
 from buffet.errors import BuffetError
 from buffet.loading.checkpoint import write_checkpoint
-from buffet.system.files import check_writable, write_atomically
+from buffet.system.files import check_writable, read_bytes, read_text, write_atomically
 from buffet.training.state import Position, Snapshot, Store
 
 
@@ -151,6 +151,13 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert target.read_text() == "three"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "page.html"]
+
+
+def test_devices_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for read in (read_bytes, read_text):
+        with pytest.raises(BuffetError, match="is a device"):
+            read(tmp_path / "endless")
 
 
 def test_paths_that_cannot_be_written_are_refused_early(tmp_path: Path) -> None:

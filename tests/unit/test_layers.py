@@ -39,8 +39,8 @@ LAYERS: dict[str, set[str]] = {
     "attack": {"network", "properties", "regions", "system"},
     "properties": {"network", "printing"},
     "loading": {"network", "printing", "properties", "regions", "system"},
-    "synonyms": set(),
-    "training": {"network", "loading", "data", "synonyms", "system"},
+    "synonyms": {"system"},
+    "training": {"network", "loading", "data", "printing", "synonyms", "system"},
     "evaluation": {
         *("attack", "compositions", "data", "experiments", "loading", "methods", "printing", "query"),
         *("properties", "regions", "report", "search", "synonyms", "system", "verdicts", "verification"),

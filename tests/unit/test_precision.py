@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import buffet
+from buffet.errors import BuffetError
 from buffet.propagation.rounding import typical
 from buffet.system import precision
 from buffet.system.precision import full_precision
@@ -38,6 +39,27 @@ def test_products_are_whole_inside_and_as_asked_afterwards(asked: None) -> None:
         assert ((a @ b).double() - a.double() @ b.double()).abs().max() < 64 * 2**-23 * 64
     assert (a @ b).dtype == torch.bfloat16
     assert _settings() == before
+
+
+def test_products_stay_whole_until_the_last_thread_is_done(asked: None) -> None:
+    before = _settings()
+    first, second = full_precision(), full_precision()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.backends.mkldnn.matmul.fp32_precision == precision.WHOLE
+    second.__exit__(None, None, None)
+    assert _settings() == before
+
+
+@pytest.mark.parametrize("name", precision.ALLOW_LESS)
+def test_what_cannot_be_undone_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "BF16")
+    with pytest.raises(BuffetError, match=f"{name}=BF16"):
+        buffet.verify(buffet.load(), buffet.LpBall(torch.zeros(3, 128), words=[1], p=2), eps=0.1)
+    monkeypatch.setenv(name, "STRICT")
+    with full_precision():
+        pass
 
 
 def test_sums_stay_within_what_is_allowed_for_them() -> None:

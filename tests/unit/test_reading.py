@@ -57,6 +57,10 @@ def test_tokenizers_that_look_across_spaces_read_whole_sentences() -> None:
     inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = pre_tokenizers.Metaspace()
     assert not Tokenizer.of(framed(inner, PIECES[:4])).by_pieces
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="first")]
+    )
+    assert not Tokenizer.of(framed(inner, PIECES[:4])).by_pieces
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.add_tokens(["two words"])
     assert not Tokenizer.of(framed(inner, PIECES[:4])).by_pieces

@@ -161,7 +161,7 @@ def test_what_is_there_can_be_drawn(page: Path, place: Workspace, tmp_path: Path
     part = Workspace(place.data, tmp_path / "out", models=place.out / "models")
     lines = place.rows.read_bytes().splitlines(keepends=True)
     part.rows.write_bytes(b"".join(lines[:4]))
-    drawn = reproduce(part, TINY, command="buffet reproduce", hours=0)
+    drawn = reproduce(part, TINY, command="buffet reproduce", hours=0.0)
     assert "scatter-sst.svg" in drawn.read_text()
     assert "yelp-small-1 0 (of 1)" in drawn.read_text()
 
@@ -205,7 +205,7 @@ def test_nothing_is_begun_when_the_time_is_up(place: Workspace, page: Path, tmp_
     torn, fleet = copied(place, tmp_path), Inline()
     torn.rows.unlink()
     shutil.rmtree(torn.model(TINY.subjects[1]))
-    told = reproduce(torn, TINY, fleet, command="", trained_only=True, hours=0).read_text()
+    told = reproduce(torn, TINY, fleet, command="", trained_only=True, hours=0.0).read_text()
     assert fleet.jobs == 0
     assert "not trained yet: yelp-small-1" in told
     reproduce(torn, TINY, fleet, command="", trained_only=True, hours=1.0)
@@ -215,7 +215,7 @@ def test_nothing_is_begun_when_the_time_is_up(place: Workspace, page: Path, tmp_
 def test_without_time_a_page_says_that_nothing_is_there(place: Workspace, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     fleet = Inline()
-    told = reproduce(Workspace(place.data, tmp_path / "out"), TINY, fleet, command="", hours=0).read_text()
+    told = reproduce(Workspace(place.data, tmp_path / "out"), TINY, fleet, command="", hours=0.0).read_text()
     assert fleet.jobs == 0
     assert "0 radii of 0 tasks" in told
 

@@ -86,6 +86,8 @@ def test_a_full_configuration(home: Path) -> None:
         ("colour = 3", ("colour",)),
         ("seed = -1", ("seed", "-1")),
         ("norms = [", ("not a TOML file",)),
+        ("norms = " + "[" * 20_000, ("not a TOML file", "recursion")),
+        ("norms = " + "9" * 10_000, ("not a TOML file", "digits")),
     ],
 )
 def test_mistakes_are_named(home: Path, change: str, needles: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from buffet.loading.onnx.model import read_onnx, run_onnx
 from buffet.vnncomp import instance
 from buffet.vnncomp.instance import answer, representable
 from buffet.vnncomp.listing import COLUMNS, Instance, read_instances, read_results, run_list
-from command_line import one_line, runner
+from command_line import one_line
 from onnx_networks import Controller, export, shaken
 
 
@@ -28,11 +28,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 inputs, 2 outputs between −1 and 1."""
     path = tmp_path_factory.mktemp("network") / "controller.onnx"
     return export(shaken(Controller()), torch.zeros(1, 4, 3), path)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def spec(path: Path, unsafe: str, half: float = 0.01, boxes: tuple[float, ...] = (0.0,)) -> Path:
@@ -151,6 +146,18 @@ def test_a_list_is_answered_and_continued(listed, workers, tmp_path):
     assert out.read_text().startswith("".join(lines[:3]))
 
 
+def test_answers_about_a_file_that_was_written_since_are_not_reused(listed, tmp_path):
+    instances, out = read_instances(listed)[:1], tmp_path / "results.csv"
+    how = {"method": "baseline", "workers": 1, "threads": 1}
+    run_list(instances, listed.parent, out, **how)
+    before, name = out.read_text(), instances[0].vnnlib
+    spec(tmp_path / name, above(-100.0))
+    os.utime(tmp_path / name, (out.stat().st_mtime + 1,) * 2)
+    with pytest.raises(BuffetError, match=f"{name} was written after it"):
+        run_list(instances, listed.parent, out, **how)
+    assert out.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -168,7 +175,9 @@ def test_lists_that_are_none(text, complaint, tmp_path):
         read_instances(path)
 
 
-@pytest.mark.parametrize("text", ["", "onnx,vnnlib\n", ",".join(COLUMNS) + "\na,b,1,maybe,1,\n"])
+@pytest.mark.parametrize(
+    "text", ["", "onnx,vnnlib\n", ",".join(COLUMNS) + "\na,b,1,maybe,1,\n", "a" * 200_000 + "\n"]
+)
 def test_other_files_are_not_overwritten(text, tmp_path):
     path = tmp_path / "results.csv"
     path.write_text(text)
@@ -242,9 +251,6 @@ def test_the_scripts_write_what_the_competition_reads(network, tool, tmp_path):
     assert results.read_text().startswith("sat\n((X_0 ")
     assert script("run_instance.sh", tool, "v1", "some", network, tmp_path / "gone", results, 60) == 0
     assert results.read_text() == "error\n"
-
-
-SCRIPTS = Path(__file__).parents[2] / "vnncomp"
 
 
 @pytest.mark.parametrize("name", ["install_tool.sh", "prepare_instance.sh", "run_instance.sh"])

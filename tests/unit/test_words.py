@@ -171,6 +171,7 @@ def test_files_of_synonyms(tmp_path: Path) -> None:
     for content, complaint in (
         ("[1]", "one object"),
         ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
         ('{"a": [1]}', "a list of words"),
     ):
         path.write_text(content)
@@ -256,6 +257,7 @@ def test_certify_with_a_file_and_typos(run: Run, tiny: Path, tmp_path: Path) -> 
         (("--swap", "good"), "gripping=dull,boring"),
         (("--swap", "story=film"), "no word 'story'"),
         (("--swap", "good=great", "--eps", "1"), "--eps"),
+        (("--swap", "good=great", "--norm", "inf"), "--norm"),
         (("--swap", "good=great", "--at-most", "0"), "at_most is 0"),
         (("--at-most", "1"), "--at-most"),
         (("--most-synonyms", "1"), "is about --synonyms"),

@@ -306,6 +306,7 @@ def _check_exchange(request: Request, certificate: Path | None) -> None:
     """Refuse what is about balls only."""
     given = {
         "--eps": request.eps,
+        "--norm": None if request.norm == 2 else request.norm,
         "--words": None if request.words == "all" else request.words,
         "--certificate": certificate,
         "--best": request.best or None,

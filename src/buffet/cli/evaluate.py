@@ -41,7 +41,7 @@ EXAMPLES = (
     "buffet evaluate --data dev.tsv --eps 0.1,0.2,0.5",
     "buffet evaluate --data dev.tsv --synonyms synonyms.json --at-most 1,2,all --html page.html",
     "buffet evaluate --data path/to/sst2 --typos 5 --at-most 1 --count 100 --seed 7",
-    "buffet evaluate --data dev.tsv --synonyms synonyms.json --budget 20 -o rows.ndjson   # go on at will",
+    "buffet evaluate --data dev.tsv --synonyms synonyms.json --budget 20 -o rows.ndjson   # can be resumed",
     "buffet evaluate --data dev.tsv --synonyms synonyms.json --at-most 1 --min 0.6   # for CI",
 )
 HEADER = ("clean", "certified", "under attack", "open")
@@ -109,7 +109,7 @@ def evaluate(
             "--out",
             "-o",
             metavar="FILE",
-            help="The file of rows, one per sentence: the same command goes on.",
+            help="The file of rows, one per sentence: the same command resumes.",
         ),
     ] = None,
     html: Html = None,

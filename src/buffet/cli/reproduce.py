@@ -48,7 +48,7 @@ def reproduce(
         float | None,
         typer.Option(
             metavar="H",
-            help="Begin no work after so long, and draw what there is; the same command goes on later.",
+            help="Begin no work after so long, and draw what there is; the same command resumes later.",
         ),
     ] = None,
     norm: Annotated[str, typer.Option(metavar="P", help="The norm of the balls: 1, 2 or inf.")] = "1",

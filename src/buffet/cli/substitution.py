@@ -19,7 +19,7 @@ from buffet.errors import BuffetError, one_line
 from buffet.loading import ImageModel, load_checkpoint
 from buffet.printing import round_down, round_up
 from buffet.report.answer import ModelInfo, Versions
-from buffet.report.words import SHOWN, FewerWords, Offer, WordResult, WordsReport
+from buffet.report.words import FewerWords, Offer, WordResult, WordsReport
 from buffet.words import Answer, Substitutions, substitutions
 
 
@@ -131,7 +131,7 @@ def print_words(report: WordsReport, html: Path | None) -> None:
     table.add_column("word", overflow="fold")
     table.add_column("may be exchanged for", overflow="fold")
     for word in report.words:
-        table.add_row("+".join(map(str, word.rows)), Text(word.word), _offers(word.substitutes))
+        table.add_row("+".join(map(str, word.rows)), Text(word.word), Text(word.some or "—"))
     console.print()
     console.print(table)
     console.print()
@@ -139,16 +139,6 @@ def print_words(report: WordsReport, html: Path | None) -> None:
         console.print(line, soft_wrap=True)
     if html is not None:
         console.print(Text(f"report: {html}"), soft_wrap=True)
-
-
-def _offers(offers: Sequence[Offer]) -> Text:
-    if not offers:
-        return Text("—", "dim")
-    line = Text(", ").join(
-        Text(offer.text + (" [UNK]" if offer.unknown else ""), "dim" if offer.unknown else "")
-        for offer in offers[:SHOWN]
-    )
-    return line.append(f" … {len(offers) - SHOWN} more", "dim") if len(offers) > SHOWN else line
 
 
 def _summary(report: WordsReport) -> Iterator[Text]:

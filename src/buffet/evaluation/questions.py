@@ -21,8 +21,8 @@ from buffet.regions import LpBall
 from buffet.search.policy import POLICY
 from buffet.verdicts import Verdict
 from buffet.verification.verify import verify
-from buffet.words import NoSubstitutesError, Substitutions, substitutions
-from buffet.words.reading import Reading
+from buffet.words import LeftOut, NoSubstitutesError, Substitutions, substitutions
+from buffet.words.reading import NOT_READ, Reading
 
 LEAST_SECONDS = 1e-3
 """The budget of a level for which no time is left: it is answered with "unknown"."""
@@ -55,6 +55,7 @@ class Found:
     levels: tuple[LevelAnswer, ...]
     counterexample: Counterexample | None
     sentences: int | None = None
+    left_out: int = 0  # substitutes of which nothing is asked, as the tokenizer reads them otherwise
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ class _Moves:
         done = verify(
             about.model, region, method=effort.method, label=about.label, budget=left, falsify=thorough
         )
+        if done.interrupted:
+            raise KeyboardInterrupt  # the sentence is asked about again by whoever continues
         least = done.margins.amin(-1).tolist()
         proven = [verdict == "certified" for verdict in done.verdicts]
         self.least = min([self.least, *(m for m, holds in zip(least, proven, strict=True) if holds)])
@@ -234,15 +237,17 @@ class Exchanges:
                 skip_unknown=self.skip_unknown,
                 seed=effort.seed,
             )
-        except NoSubstitutesError:
-            return Found(tuple(_answer(k, self._alone(about)) for k in self.levels), None, 1)
+        except NoSubstitutesError as nothing:
+            alone = self._alone(about)
+            return Found(tuple(_answer(k, alone) for k in self.levels), None, 1, _not_read(nothing.left_out))
         except BuffetError as error:
             refused = Level("unknown", reason=str(error))
             return Found(tuple(_answer(k, refused) for k in self.levels), None)
         found = settled(
             self.levels, lambda k, seconds: self._at(whole, k, seconds, about, effort), effort.budget
         )
-        return replace(found, sentences=_within(whole, self.levels[-1]).count)
+        count = _within(whole, self.levels[-1]).count
+        return replace(found, sentences=count, left_out=_not_read(whole.left_out))
 
     @staticmethod
     def _at(
@@ -275,6 +280,10 @@ class Exchanges:
         if done.verdict == "certified":
             return Level("certified", done.margin)
         return Level("unknown", reason="its margin is within rounding")
+
+
+def _not_read(left_out: Sequence[LeftOut]) -> int:
+    return sum(one.reason == NOT_READ for one in left_out)
 
 
 def _within(whole: Substitutions, at_most: float) -> Substitutions:

@@ -15,7 +15,8 @@ from buffet.errors import optional
 from buffet.evaluation.accuracy import Accuracy
 from buffet.evaluation.questions import Question
 from buffet.evaluation.rows import SentenceRow
-from buffet.printing import html_table
+from buffet.printing import counted, html_table
+from buffet.words.reading import NOT_READ
 
 if TYPE_CHECKING:
     import polars
@@ -98,7 +99,7 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How many sentences have no answer, and why, with one example of each kind."""
+        """How many sentences have no answer, and why, and what no answer is about; with one example each."""
         kinds = (
             ("failed, counted as wrong", self.failed),
             ("refused, counted as wrong", self.refused),
@@ -109,6 +110,11 @@ class Evaluation:
             for reason, count in Counter(row.reasons[0][:60] for row in rows).most_common():
                 row = next(row for row in rows if row.reasons[0][:60] == reason)
                 lines.append(f"{count} {name}: {row.sentence[:60]!r}: {row.reasons[0]}")
+        if some := [row for row in self.sentences if row.left_out]:
+            lines.append(
+                f"{counted(sum(row.left_out for row in some), 'substitute')} of"
+                f" {counted(len(some), 'sentence')} left out, as {NOT_READ}: {some[0].sentence[:60]!r}"
+            )
         return tuple(lines)
 
     def table(self) -> list[tuple[str, ...]]:

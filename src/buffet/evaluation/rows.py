@@ -61,6 +61,7 @@ class SentenceRow(StoredRow):
     levels: tuple[LevelAnswer, ...]  # in rising order; empty if the sentence is misclassified
     counterexample: Counterexample | None
     sentences: int | None  # that substitutions make at the largest level
+    left_out: int = 0  # substitutes of which nothing was asked, as the tokenizer reads them otherwise
     method: str
     parts: dict[str, str | int | float | None]
     budget: float | None

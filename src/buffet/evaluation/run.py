@@ -154,6 +154,7 @@ class _Driver:
             levels=answer.found.levels,
             counterexample=answer.found.counterexample,
             sentences=answer.found.sentences,
+            left_out=answer.found.left_out,
             method=setup.method,
             parts=parts(setup.effort.method),
             budget=setup.effort.budget,

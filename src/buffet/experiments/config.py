@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from buffet.errors import BuffetError, validated
+from buffet.errors import BuffetError, one_line, validated
 from buffet.loading.directories import available
 from buffet.methods import Method, method_named
 from buffet.search.root_finding import ROOT_FINDERS
@@ -181,6 +181,6 @@ def read_sweep(path: Path) -> SweepConfig:
     """The configuration in a TOML file; relative paths in it start at the directory of the file."""
     try:
         raw = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise BuffetError(f"{path}: not a TOML file: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BuffetError(f"{path}: not a TOML file: {one_line(error)}") from None
     return validated(SweepConfig, raw, str(path)).located(path.parent)

@@ -26,7 +26,7 @@ from buffet.errors import BuffetError, one_line
 from buffet.system.allocator import keep_freed_memory
 from buffet.system.parallel import cores
 
-STILLBORN = 3
+FAILED_STARTS = 3
 """How many workers may die one after the other before they are ready; after that, dispatching gives up."""
 PATIENCE = 1.0
 """Seconds between two checks of how many workers there may be."""
@@ -106,7 +106,7 @@ class Ticket:
 
 
 @dataclass
-class _Post:
+class _State:
     """What a worker is doing: starting (no deadline, no ticket), idle (ready, no ticket) or busy."""
 
     ready: bool = False
@@ -130,47 +130,47 @@ def dispatch(
     `time.monotonic`, no job is begun: those that were are finished, however long they take, as quick ones
     would else be more likely to be among the answers.
     """
-    posts: dict[W, _Post] = {}
-    stillborn = 0
+    states: dict[W, _State] = {}
+    failed_starts = 0
     try:
         while True:
             late = time.monotonic() >= until
             if not late:
-                _assign(fleet, queue, posts, limit)
-            if (late or not queue) and not any(post.ticket for post in posts.values()):
+                _assign(fleet, queue, states, limit)
+            if (late or not queue) and not any(state.ticket for state in states.values()):
                 return
-            nearest = min(post.deadline for post in posts.values()) - time.monotonic()
-            for worker, news in fleet.hear(list(posts), max(0.0, min(nearest, PATIENCE))):
-                post = posts[worker]
+            nearest = min(state.deadline for state in states.values()) - time.monotonic()
+            for worker, news in fleet.hear(list(states), max(0.0, min(nearest, PATIENCE))):
+                state = states[worker]
                 if isinstance(news, Died):
                     fleet.dismiss(worker)
-                    del posts[worker]
-                    stillborn = 0 if post.ready else stillborn + 1
-                    if stillborn > STILLBORN:
+                    del states[worker]
+                    failed_starts = 0 if state.ready else failed_starts + 1
+                    if failed_starts > FAILED_STARTS:
                         raise BuffetError(f"workers die before they are ready: {news.reason}")
-                    if post.ticket:
-                        _try_again(queue, post.ticket, news, retries, settle)
+                    if state.ticket:
+                        _try_again(queue, state.ticket, news, retries, settle)
                 elif isinstance(news, Ready):
-                    post.ready, stillborn = True, 0
-                elif post.ticket:
-                    ticket, posts[worker] = post.ticket, _Post(ready=True)
+                    state.ready, failed_starts = True, 0
+                elif state.ticket:
+                    ticket, states[worker] = state.ticket, _State(ready=True)
                     settle(ticket, news)
-            _enforce(fleet, posts, limit, settle)
+            _enforce(fleet, states, limit, settle)
     finally:
-        for worker in posts:
+        for worker in states:
             fleet.dismiss(worker)
 
 
-def _assign(fleet: Fleet[W], queue: list[Ticket], posts: dict[W, _Post], limit: float | None) -> None:
+def _assign(fleet: Fleet[W], queue: list[Ticket], states: dict[W, _State], limit: float | None) -> None:
     """Give work to idle workers, and hire new ones for the rest."""
-    for worker, post in posts.items():
-        if queue and post.ready and post.ticket is None:
-            post.ticket = heapq.heappop(queue)
-            post.deadline = time.monotonic() + limit if limit else float("inf")
-            fleet.send(worker, post.ticket.job)
-    starting = sum(not post.ready for post in posts.values())
-    for _ in range(min(fleet.size() - len(posts), len(queue) - starting)):
-        posts[fleet.hire()] = _Post()
+    for worker, state in states.items():
+        if queue and state.ready and state.ticket is None:
+            state.ticket = heapq.heappop(queue)
+            state.deadline = time.monotonic() + limit if limit else float("inf")
+            fleet.send(worker, state.ticket.job)
+    starting = sum(not state.ready for state in states.values())
+    for _ in range(min(fleet.size() - len(states), len(queue) - starting)):
+        states[fleet.hire()] = _State()
 
 
 def _try_again(
@@ -188,17 +188,17 @@ def _try_again(
 
 def _enforce(
     fleet: Fleet[W],
-    posts: dict[W, _Post],
+    states: dict[W, _State],
     limit: float | None,
     settle: Callable[[Ticket, Done | Failed], None],
 ) -> None:
     """Kill whoever works longer than the limit."""
     now = time.monotonic()
-    for worker, post in [entry for entry in posts.items() if entry[1].deadline <= now]:
+    for worker, state in [entry for entry in states.items() if entry[1].deadline <= now]:
         fleet.dismiss(worker)
-        del posts[worker]
-        assert post.ticket is not None
-        settle(post.ticket, Failed(f"not done within the time limit of {limit:g} s", "timeout"))
+        del states[worker]
+        assert state.ticket is not None
+        settle(state.ticket, Failed(f"not done within the time limit of {limit:g} s", "timeout"))
 
 
 def execute(job: Job) -> Done | Failed:

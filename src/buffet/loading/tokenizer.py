@@ -136,11 +136,12 @@ class Tokenizer:
         """Whether a text is certain to be read piece by piece, as spaces separate it: what is between two
         spaces becomes the same tokens in every text."""
         said = json.loads(self.inner.to_str())
-        first = (_parts(said["pre_tokenizer"], "pretokenizers") or [{"type": None}])[0]
+        steps = _parts(said["pre_tokenizer"], "pretokenizers")
         added = (token["content"] for token in said["added_tokens"])
         return (
             all(map(_keeps_spaces, _parts(said["normalizer"], "normalizers")))
-            and first["type"] in SPLIT_AT_SPACES
+            and any(step["type"] in SPLIT_AT_SPACES for step in steps[:1])
+            and not any(step.get("prepend_scheme") == "first" for step in steps)  # of the text
             and all(step["type"] in ONLY_ADDS for step in _parts(said["post_processor"], "processors"))
             and not any(" " in text for text in added)
             and not any(token["lstrip"] or token["rstrip"] for token in said["added_tokens"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from buffet.printing import plural, round_down, round_up
 from buffet.report.page import render
 from buffet.report.scale import RAMP
-from buffet.report.words import SHOWN, Offer, WordsReport
+from buffet.report.words import WordsReport
 
 
 def render_substitutions(report: WordsReport) -> str:
@@ -37,20 +35,11 @@ def _data(report: WordsReport) -> dict[str, object]:
                 "row": word.rows[0],
                 "rows": "+".join(map(str, word.rows)),
                 "count": len(word.substitutes),
-                "some": _some(word.substitutes),
-                "all": ", ".join(map(_offer, word.substitutes)) or "—",
+                "some": word.some,
+                "all": ", ".join(map(str, word.substitutes)) or "—",
                 "flips": word.word in flipped,
                 "shade": 0 if word.word in flipped else usual,
             }
             for word in report.words
         ]
     }
-
-
-def _some(offers: Sequence[Offer]) -> str:
-    named = ", ".join(map(_offer, offers[:SHOWN]))
-    return f"{named} … {len(offers) - SHOWN} more" if len(offers) > SHOWN else named
-
-
-def _offer(offer: Offer) -> str:
-    return f"{offer.text} [UNK]" if offer.unknown else offer.text

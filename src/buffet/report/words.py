@@ -23,6 +23,9 @@ class Offer(Frozen):
     tokens: int  # how many it is for the model
     unknown: bool  # not in the vocabulary, at least in part
 
+    def __str__(self) -> str:
+        return f"{self.text} [UNK]" if self.unknown else self.text
+
 
 class WordResult(Frozen):
     """A word of the text, and what it may be exchanged for."""
@@ -30,6 +33,13 @@ class WordResult(Frozen):
     word: str
     rows: tuple[int, ...]
     substitutes: tuple[Offer, ...]
+
+    @property
+    def some(self) -> str:
+        """The first substitutes, and how many more there are."""
+        named = ", ".join(map(str, self.substitutes[:SHOWN]))
+        more = len(self.substitutes) - SHOWN
+        return f"{named} … {more} more" if more > 0 else named
 
 
 class FewerWords(Frozen):

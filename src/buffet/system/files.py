@@ -21,6 +21,7 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 def read_bytes(path: Path) -> bytes:
     """The content of a file."""
     try:
+        _refuse_devices(path)
         return path.read_bytes()
     except OSError as error:
         raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
@@ -29,11 +30,18 @@ def read_bytes(path: Path) -> bytes:
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8."""
     try:
+        _refuse_devices(path)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise BuffetError(f"{path}: not UTF-8 (byte {error.start})") from None
     except OSError as error:
         raise BuffetError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _refuse_devices(path: Path) -> None:
+    """Reading one may never end; pipes do."""
+    if path.is_char_device() or path.is_block_device():
+        raise BuffetError(f"{path}: cannot be read: is a device, not a file")
 
 
 def check_writable(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The list has rows of ``onnx,vnnlib,timeout``, paths counted from its directory, as the benchmarks of the
 competition have them. Results have a header (`COLUMNS`) and a row per instance as it was finished; rows that
-are there already are kept, so that an interrupted run goes on where it was.
+are there already are kept, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def read_results(path: Path) -> list[Row]:
     """The rows of a file of results; an unfinished last line, left by an interruption, is not one."""
     text = read_text(path)
     whole, _, _ = text.rpartition("\n")
-    table = list(csv.reader(io.StringIO(whole)))
+    try:
+        table = list(csv.reader(io.StringIO(whole)))
+    except csv.Error as error:
+        raise BuffetError(f"{path}: not a file of results: {one_line(error)}") from None
     if not table or tuple(table[0]) != COLUMNS:
         raise BuffetError(f"{path}: not a file of results: it has to begin with {','.join(COLUMNS)}")
     rows = []
@@ -121,6 +124,7 @@ def run_list(
     One worker is this process, so that an instance has all its cores; several are processes of their own.
     """
     known = {row.instance: row for row in read_results(out)} if out.exists() else {}
+    _check_unchanged([i for i in instances if i in known], directory, out)
     _open(out, list(known.values()))
     missing = [instance for instance in instances if instance not in known]
     counts = Counter(known[i].result for i in instances if i in known)
@@ -154,6 +158,17 @@ def run_list(
             limit=longest + GRACE,
         )
     return [known[instance] for instance in instances]
+
+
+def _check_unchanged(answered: Sequence[Instance], directory: Path, out: Path) -> None:
+    """Refuse to go on with answers about files that were written after them."""
+    for name in dict.fromkeys(name for i in answered for name in (i.onnx, i.vnnlib)):
+        path = directory / name
+        if path.exists() and path.stat().st_mtime_ns > out.stat().st_mtime_ns:
+            raise BuffetError(
+                f"{out}: {path} was written after it, so its answers may be about another file; remove the"
+                " rows about it, or give another --out"
+            )
 
 
 def proof_files(instances: Sequence[Instance], directory: Path | None) -> dict[Instance, Path]:

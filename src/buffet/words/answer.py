@@ -101,6 +101,8 @@ def answered(
         one = verify(
             found.model, shape.region, method=method, label=label, budget=left, falsify=falsify, engine=engine
         )
+        if one.interrupted:
+            raise KeyboardInterrupt  # of the other shapes nothing is known
         margins.append(one.margin if one.verdict == "certified" else -math.inf)
         if one.counterexamples[0] is not None:
             flip = _flip(found, found.choices_at(shape, one.counterexamples[0]), label)

@@ -13,6 +13,8 @@ from buffet.synonyms import Synonyms
 from buffet.words.typos import typos
 
 Ids = tuple[int, ...]
+NOT_READ = "the tokenizer reads its neighbours otherwise, or no word"
+"""Why a substitute is left out that is a sentence nevertheless, of which nothing is proven."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def substitutes_of(
     kept, left = list[Substitute](), list[LeftOut]()
     for (text, source), ids in zip(texts, tokens, strict=True):
         if ids is None:
-            left.append(LeftOut(word.text, text, "the tokenizer reads its neighbours otherwise, or no word"))
+            left.append(LeftOut(word.text, text, NOT_READ))
             continue
         unknown = unknown_id in ids
         if unknown and skip_unknown:

@@ -44,6 +44,8 @@ MOST_PAIRS = 5000
 class NoSubstitutesError(BuffetError):
     """Nothing may be exchanged: the text is the only sentence there is."""
 
+    left_out: tuple[LeftOut, ...] = ()
+
 
 @dataclass(frozen=True, eq=False)
 class Shape:
@@ -303,9 +305,11 @@ def substitutions(
     if not moving:
         reasons = ", ".join(f"{out.text} ({out.reason})" for out in left_out)
         why = f"; left out: {one_line(reasons, 200)}" if left_out else ""
-        raise NoSubstitutesError(
+        nothing = NoSubstitutesError(
             f"no word of the text has a substitute{why}: give --synonyms, --swap or --typos that have"
         )
+        nothing.left_out = tuple(left_out)
+        raise nothing
     for first, second in pairwise(moving):
         _check_apart(reading, first, second)
     budget = len(moving) if at_most is None else min(at_most, len(moving))

@@ -88,9 +88,9 @@ class Results:
         values = self.ratios(model, method, reference)
         return statistics.fmean(values) if values else None
 
-    def time_ratio(self, model: str, method: str, reference: str = PUBLISHED) -> float | None:
-        """The time of a method on all tasks that both have answered, divided by the reference's."""
-        pairs = self.pairs(model, method, reference)
+    def time_ratio(self, model: str, method: str) -> float | None:
+        """The time of a method on all tasks that both have answered, divided by that of `PUBLISHED`."""
+        pairs = self.pairs(model, method)
         theirs = sum(pair.reference_seconds for pair in pairs)
         return sum(pair.seconds for pair in pairs) / theirs if theirs > 0 else None
 

@@ -83,11 +83,6 @@ class Scale:
     def data(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(subject.data for subject in self.subjects))
 
-    @property
-    def radii(self) -> int:
-        """How many are searched."""
-        return sum(s.tasks * len(COMPARED) + s.thorough * len(self.thorough) for s in self.subjects)
-
     def about(self, data: str) -> tuple[Subject, ...]:
         """The subjects trained on one dataset."""
         return tuple(subject for subject in self.subjects if subject.data == data)

@@ -12,6 +12,7 @@ points     points that try to break a bound
 claims     what a method claims, held against points
 extremes   networks at the edges of floating point, some put together from gadgets
 judge      their values in exact arithmetic (`spans`), at points that are known exactly (`exact_points`)
+           and inside for certain (`exact_regions`)
 strict     what a method claims, held against exact values
 campaign   every method on many cases, ordinary and extreme
 """

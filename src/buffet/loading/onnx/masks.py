@@ -18,12 +18,8 @@ from torch import Tensor
 from buffet.loading.onnx.arrays import UnsupportedError
 from buffet.loading.onnx.file import Array
 from buffet.network import (
-    Add,
     Affine,
     Apply,
-    Diagonal,
-    First,
-    Mean,
     Node,
     Offset,
     Op,
@@ -49,8 +45,12 @@ def hides(node: Node) -> bool:
     return isinstance(node.op, Offset) and bool((node.op.value <= HIDDEN).any())
 
 
-def check_mask(nodes: Sequence[Node], scores: int, heads: int) -> None:
-    """Refuse a mask below a softmax over the node `scores` that is not the same network."""
+def check_mask(nodes: Sequence[Node], sizes: Sequence[tuple[int, int]], scores: int, heads: int) -> None:
+    """Refuse a mask below a softmax over the node `scores` that is not the same network.
+
+    Args:
+        sizes: the tokens and features of every node.
+    """
     node = nodes[scores]
     if not hides(node):
         return
@@ -59,8 +59,8 @@ def check_mask(nodes: Sequence[Node], scores: int, heads: int) -> None:
     visible = value > HIDDEN
     if not bool(visible.any(-1).all()):
         raise UnsupportedError("its mask hides all tokens from one of them")
-    sizes = largest(nodes, node.inputs[0])
-    reached = math.inf if sizes is None else float(sizes.max() + value[visible].abs().max())
+    found = largest(nodes, sizes, node.inputs[0])
+    reached = math.inf if found is None else float(found.max() + value[visible].abs().max())
     if not reached <= LARGEST:
         raise UnsupportedError(
             "its mask hides tokens, and nothing bounds the scores: only attention behind a LayerNorm may"
@@ -75,46 +75,27 @@ def check_readers(nodes: Sequence[Node]) -> None:
             raise UnsupportedError("a mask of tokens is used for something else than attention weights")
 
 
-def largest(nodes: Sequence[Node], index: int) -> Float[Tensor, " features"] | None:
-    """The largest size that every feature of a node can have, for any token of any input; None: unknown."""
-    sizes: list[Tensor | None] = []
-    for node in nodes[: index + 1]:
-        inputs = [sizes[source] for source in node.inputs]
-        known = [size for size in inputs if size is not None]
+def largest(
+    nodes: Sequence[Node], sizes: Sequence[tuple[int, int]], index: int
+) -> Float[Tensor, "tokens features"] | None:
+    """The largest size that every entry of a node can have, for any input; None: unknown."""
+    found: list[Tensor | None] = []
+    for number, node in enumerate(nodes[: index + 1]):
+        inputs = [found[source] for source in node.inputs]
+        known = [entries for entries in inputs if entries is not None]
         normed = _normed(nodes, node)
         if normed is not None:
-            sizes.append(torch.full((normed,), math.sqrt(normed), dtype=torch.float64))
+            found.append(torch.full(sizes[number], math.sqrt(normed), dtype=torch.float64))
         else:
-            sizes.append(_grown(node.op, known) if inputs and len(known) == len(inputs) else None)
-    return sizes[index]
+            found.append(_grown(node.op, known) if inputs and len(known) == len(inputs) else None)
+    return found[index]
 
 
 def _grown(op: Op, inputs: Sequence[Tensor]) -> Tensor | None:
-    """The largest sizes of an operation's features, from those of its inputs."""
-    x = inputs[0]
-    match op:
-        case Affine():
-            return op.weight.abs() @ x + op.bias.abs()
-        case Diagonal():
-            return op.weight.abs() * x + op.bias.abs()
-        case Offset():
-            return (x + op.value.abs()).amax(0)
-        case Add():
-            return x + inputs[1]
-        case First() | Mean():
-            return x
-        case Apply() if op.function in SHRINKING:
-            return x
-        case Scores():
-            return _products(op, x, inputs[1])
-        case _:
-            return None
-
-
-def _products(op: Scores, queries: Tensor, keys: Tensor) -> Tensor:
-    """One size for all scores: the largest of any head."""
-    q, k = (size.unflatten(-1, (op.heads, -1)) for size in (queries, keys))
-    return abs(op.scale) * (q * k).sum(-1).max()[None]
+    """The largest sizes of an operation's entries, from those of its inputs."""
+    if isinstance(op, Apply):
+        return inputs[0] if op.function in SHRINKING else None
+    return op.largest(*inputs).abs() if op.linear or isinstance(op, Scores) else None
 
 
 def _normed(nodes: Sequence[Node], node: Node) -> int | None:
@@ -126,18 +107,9 @@ def _normed(nodes: Sequence[Node], node: Node) -> int | None:
     while len(chain) < 3:
         chain.append(nodes[chain[-1].inputs[0]])
     root, variance, square = chain
-    plain = (
-        isinstance(root.op, Apply)
-        and root.op.function == "rsqrt"
-        and isinstance(variance.op, Affine)
-        and isinstance(square.op, Apply)
-        and square.op.function == "square"
-        and square.inputs == (centre,)
-    )
-    if not plain or not isinstance(variance.op, Affine):
-        return None
-    weight = variance.op.weight
-    exact = weight.shape[0] == 1 and bool(
-        (weight == 1 / weight.shape[1]).all() and (variance.op.bias > 0).all()
-    )
-    return weight.shape[1] if exact else None
+    match root.op, variance.op, square.op:
+        case Apply("rsqrt"), Affine(weight=weight, bias=bias), Apply("square") if square.inputs == (centre,):
+            width = weight.shape[1]
+            mean = len(weight) == 1 and bool((weight == 1 / width).all() and (bias > 0).all())
+            return width if mean else None
+    return None

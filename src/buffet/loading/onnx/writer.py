@@ -21,7 +21,6 @@ from buffet.network import (
     Center,
     Diagonal,
     First,
-    Input,
     Mean,
     Mix,
     Offset,
@@ -30,6 +29,9 @@ from buffet.network import (
     Scores,
     Softmax,
 )
+
+NOWHERE = torch.device("meta")
+"""Where tensors have a shape and no content."""
 
 
 class Writer(Builder):
@@ -53,19 +55,12 @@ class Writer(Builder):
         return super().add(op, *inputs)
 
     def _size(self, op: Op, *inputs: tuple[int, int]) -> tuple[int, int]:
-        match op:
-            case Input():
-                return (self.layout.count, self.layout.width) if self.layout else (0, 0)
-            case Affine():
-                return inputs[0][0], op.weight.shape[0]
-            case First() | Mean():
-                return 1, inputs[0][1]
-            case Scores():
-                return inputs[0][0], op.heads * inputs[1][0]
-            case Mix():
-                return inputs[0][0], inputs[1][1]
-            case _:
-                return inputs[0]
+        """The tokens and features that an operation makes of values of these sizes; nothing is computed."""
+        if not inputs:
+            return (self.layout.count, self.layout.width) if self.layout else (0, 0)
+        values = (torch.empty(size, dtype=torch.float64, device=NOWHERE) for size in inputs)
+        tokens, features = op.to(NOWHERE).evaluate(*values).shape
+        return tokens, features
 
     def op(self, node: int) -> Op:
         return self._nodes[node].op
@@ -308,7 +303,7 @@ class Writer(Builder):
         whole = (tokens == tokens[:, :1]).all() and (features // keys == features[:, :1] // keys).all()
         if width % keys or not whole or not is_all(features % keys, keys):
             raise UnsupportedError("it is no softmax of attention, over all keys of a head")
-        check_mask(self._nodes, view.node, width // keys)
+        check_mask(self._nodes, self.sizes, view.node, width // keys)
         return View(self.add(Softmax(width // keys), view.node), view.places)
 
     # --- tokens that are not read from the input ------------------------------------------------------------
