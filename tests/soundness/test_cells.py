@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import buffet
+from buffet.engine import Engine
 from buffet.errors import BuffetError
 from buffet.methods import method_named
+from buffet.query import Query
 from buffet.regions import Cell, Cuts
 from buffet.search import branching
 from buffet.search import cells as cell_search
 from buffet.search import radius as radii
 from buffet.search.branching import Tree, changes
+from buffet.search.margin_function import MarginFunction
+from buffet.search.root_finding import Bracket, secant
+from buffet.search.schedule import Found, Schedule, in_lockstep
 from buffet_checker import regions as checker
 from random_encoders import ball as random_ball
 from random_encoders import encoder
@@ -261,13 +267,13 @@ def test_cells_tell_how_far_they_are_and_end_with_the_budget() -> None:
     assert all(a.certified <= b.attacked for a, b in zip(short.tasks, rough.tasks, strict=True))
 
 
-class Known:
+class Known(Tree):
     """A tree that proves all up to a limit and, beyond it, cuts for as long as it may."""
 
-    margin, asked = 0.01, 1
+    margin = 0.01  # type: ignore[assignment]
 
     def __init__(self, limit: float, interrupted_at: int = 1000) -> None:
-        self.limit, self.interrupted_at, self.tried = limit, interrupted_at, list[float]()
+        self.limit, self.interrupted_at, self.tried, self.asked = limit, interrupted_at, list[float](), 1
 
     def grow(self, eps: float, go_on: Callable[[], bool]) -> bool:
         self.tried.append(eps)
@@ -278,33 +284,69 @@ class Known:
         return eps <= self.limit
 
 
-def radius_by(tree: Known, monkeypatch: pytest.MonkeyPatch, attacked: float) -> tuple[float, buffet.Radius]:
-    """What is proven of a ball as a whole, and what a tree makes of it in a second."""
+def searched(tree: Known, monkeypatch: pytest.MonkeyPatch, attacked: float) -> Found:
+    """What a tree makes of a ball that is proven up to 1, within 1000 looks at the clock."""
+    looks = count()
+    monkeypatch.setattr(cell_search, "time", SimpleNamespace(perf_counter=lambda: float(next(looks))))
     monkeypatch.setattr(cell_search, "tree_of_cells", lambda *_: tree)
-    model, ball = encoder(5), random_ball(5, 0.1).select([0])
-    whole = buffet.radius(model, ball, "lse", attack=False).certified
-    tree.limit *= whole
-    chosen = method_named("lse", cells=1000)
-    return whole, buffet.radius(model, ball, chosen, attacked=[attacked * whole], budget=2.0)
+    goal = buffet.Property.margins(0, 2)
+    query = Query(encoder(5), random_ball(5, 0.1).select([0]), goal, Engine(), None)
+    schedule = Schedule(lambda guess, shape, most: secant(1.0, guess, 1e-3, most, shape), 1, None)
+    schedule.brackets[0] = Bracket(1.0, 0.5)
+    one = cell_search.CellSearch(query, method_named("lse"), schedule, 0, math.inf, attacked)
+    return one.in_time(1000.0)
 
 
-def test_in_time_the_tree_is_asked_for_what_it_may_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("attacked", [1.51, 1.6, math.inf])
+def test_in_time_a_tree_is_asked_for_what_it_may_prove(
+    monkeypatch: pytest.MonkeyPatch, attacked: float
+) -> None:
     tree = Known(1.5)
-    whole, found = radius_by(tree, monkeypatch, attacked=1.6)
-    assert 0.97 * tree.limit < found.certified <= tree.limit
-    assert max(tree.tried) < 1.6 * whole
+    found = searched(tree, monkeypatch, attacked)
+    assert 0.99 * tree.limit < found.brackets[0].certified <= tree.limit
+    assert max(tree.tried) < attacked
     assert not found.interrupted
 
 
 def test_of_an_interrupted_search_what_cells_have_proven_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = Known(1.5, interrupted_at=3)
-    whole, found = radius_by(tree, monkeypatch, attacked=3.0)
+    found = searched(tree, monkeypatch, 3.0)
+    assert found.interrupted
+    assert found.brackets[0].certified == tree.tried[1] > 1.1
+
+
+def test_an_interrupted_radius_within_a_budget_is_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ball = encoder(5), random_ball(5, 0.1).select([0])
+    proven = 0.25
+
+    def interrupt(margin: MarginFunction, goal: radii.Goal, schedule: Schedule, *_: object) -> None:
+        schedule.keep(Found({0: Bracket(proven, 0.1)}, {0: 1}, 1, interrupted=True))
+
+    monkeypatch.setattr(radii, "_search", interrupt)
+    found = buffet.radius(model, ball, "lse", attack=False, budget=1000.0)
     assert found.interrupted
     assert found.to_dict()["interrupted"]
-    assert found.certified == tree.tried[1] > 1.1 * whole
-    monkeypatch.setattr(radii, "_search", lambda *_: Known(0.0, 1).grow(1.0, lambda: False))
-    with pytest.raises(KeyboardInterrupt):  # nothing is known yet
-        buffet.radius(encoder(5), random_ball(5, 0.1), "lse", attack=False, budget=2.0)
+    assert found.certified == proven
+    with pytest.raises(KeyboardInterrupt):  # without a budget nobody waits for less than all
+        buffet.radius(model, ball, "lse", attack=False)
+    proven = 0.0
+    with pytest.raises(KeyboardInterrupt):  # nothing is known
+        buffet.radius(model, ball, "lse", attack=False, budget=1000.0)
+
+
+def test_a_margin_function_that_is_interrupted_ends_a_search_with_what_it_has() -> None:
+    asked: list[float] = []
+
+    def margin(_: Sequence[int], sizes: Sequence[float]) -> list[float]:
+        asked.extend(sizes)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return [1.0 / size for size in sizes]
+
+    finder = secant(2.0, 0.1, 1e-3, 1e4)
+    found = in_lockstep(margin, {0: finder}, None)
+    assert found.interrupted
+    assert found.brackets[0].certified == max(asked[:2])
 
 
 def test_a_little_less_than_radius_found_with_cells_is_verified_again() -> None:
