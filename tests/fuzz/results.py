@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from buffet.data import read_splits
 from buffet.experiments.store import seal
-from buffet.lab.bench.cases import CENTRE, shaped
+from buffet.lab.bench.cases import USUAL, shaped
 from buffet.lab.bench.comparison import compare
 from buffet.lab.bench.measuring import Measurement
 from buffet.lab.bench.running import BenchRow, document, read_document
@@ -141,7 +141,7 @@ def table(rng: random.Random, place: Place) -> None:
 @cache
 def _measured() -> tuple[BenchRow, ...]:
     numbers = Measurement(0.1, 0.1, 5.0, (4.9, 5.0, 5.2), 0.02, 30.0, 10**9, 10**8, 0.5)
-    cases = [shaped(method, *CENTRE, 1) for method in ("baseline", "backward")]
+    cases = [shaped(method, *USUAL, 1) for method in ("baseline", "backward")]
     return BenchRow(cases[0], numbers), BenchRow(cases[1], None, "more than 60 s")
 
 

@@ -94,7 +94,6 @@ def test_groups_of_words_share_what_is_left_of_a_budget(tmp_path, capsys):
         parts={},
         search="secant",
         budget=8.0,
-        trace=None,
         label=None,
         attack=False,
         best=False,
@@ -217,7 +216,7 @@ def test_rivals_that_take_too_much_memory_are_left_out(tmp_path):
 def test_a_task_that_takes_too_much_memory_is_a_row_of_a_sweep(tmp_path):
     model = write_random(tmp_path / "model", width=32, layers=2)
     given = {"models": [str(model)], "methods": ["lse", "interval"], "sentences": {"texts": [TEXT]}}
-    asked = {"words": {"count": 1}, "attack": False, "what": "verify", "verify": {"eps": [0.01]}}
+    asked = {"words": {"count": 1}, "attack": False}
     run = {"workers": 1, "memory": 8 << 20}
     sweep(SweepConfig.model_validate({**given, **asked, "run": run}), tmp_path / "rows.ndjson", Inline())
     rows = {row.method: row for row in read_rows(tmp_path / "rows.ndjson")}

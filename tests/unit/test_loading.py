@@ -160,7 +160,7 @@ def test_truncation_and_padding_in_the_tokenizer_file_are_switched_off(tmp_path:
 )
 def test_bad_text_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
     model = load(write(tmp_path / "m"))
-    for method in (model.tokens, model.embed, model.special, model.unknown):
+    for method in (model.tokens, model.embed, model.encode):
         with pytest.raises(BuffetError, match=complaint):
             method(text)
 
