@@ -2,8 +2,8 @@
 (`results/methods.md`), how accurate and how provable the models are (tables in `models.md`), and what is
 proven of a data set with its words exchanged (`README.md`).
 
-buffet sweep docs/results/methods.toml --out sweep.ndjson
-python docs/measured.py sweep.ndjson      # keeps what came out, without the sentences, and draws it
+buffet sweep docs/results/methods.toml --out sweep.ndjson   # and methods-6.toml
+python docs/measured.py SWEEP...          # keeps what came out, without the sentences, and draws it
 python docs/measured.py MODEL...          # keeps what the cards of checkpoints say, and draws it
 python docs/measured.py evaluation.ndjson # keeps how many sentences an evaluation has proven, and draws it
 python docs/measured.py                   # draws what is kept
@@ -51,10 +51,11 @@ REPEAT = """## To repeat this
 
 ```console
 buffet sweep docs/results/methods.toml --out sweep.ndjson
-python docs/measured.py sweep.ndjson
+buffet sweep docs/results/methods-6.toml --out sweep-6.ndjson
+python docs/measured.py sweep.ndjson sweep-6.ndjson
 ```
 
-The first needs the models and the data named in that file. Every number here is drawn from
+The sweeps need the models and the data named in their files. Every number here is drawn from
 [methods.ndjson](methods.ndjson).
 """
 Task = Mapping[str, Any]
@@ -230,7 +231,7 @@ def pages() -> dict[Path, str]:
 if __name__ == "__main__":
     given = [Path(argument) for argument in sys.argv[1:]]
     files = [path for path in given if path.is_file()]
-    evaluations = [path for path in files if '"gold"' in path.open().readline()]
+    evaluations = [path for path in files if '"counterexample"' in path.open().readline()]
     if evaluations:
         keep(EVALUATION, map(evaluation, evaluations))
     if sweeps := [path for path in files if path not in evaluations]:
