@@ -1,6 +1,8 @@
-"""Draws what was measured on models of `buffet train` from committed rows: how methods compare
-(`results/methods.md`), how accurate and how provable the models are (tables in `models.md`), and what is
-proven of a data set with its words exchanged (`README.md`).
+"""Draws what was measured from committed rows.
+
+On models of `buffet train`: how methods compare (`results/methods.md`), how accurate and how provable they
+are (tables in `models.md`), what is proven of a data set with its words exchanged (`README.md`). Of the
+competition VNN-COMP: how many instances are proven (`properties.md`).
 
 buffet sweep docs/results/methods.toml --out sweep.ndjson   # and methods-6.toml
 python docs/measured.py SWEEP...          # keeps what came out, without the sentences, and draws it
@@ -11,6 +13,7 @@ python docs/measured.py                   # draws what is kept
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -29,9 +32,9 @@ from buffet.printing import round_down, round_up
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, CARDS = RESULTS / "methods.ndjson", RESULTS / "models.ndjson"
-EVALUATION = RESULTS / "evaluation.ndjson"
+EVALUATION, INSTANCES = RESULTS / "evaluation.ndjson", RESULTS / "vit_2023.csv"
 PAGE, MODELS = RESULTS / "methods.md", RESULTS.parent / "models.md"
-README = RESULTS.parents[1] / "README.md"
+README, PROPERTIES = RESULTS.parents[1] / "README.md", RESULTS.parent / "properties.md"
 REFERENCE = "baseline"
 EVALUATE = (
     "buffet evaluate --data sst2/test.tsv --synonyms synonyms.json --most-synonyms 8 "
@@ -185,6 +188,19 @@ def exchanged(found: Task) -> str:
     return Table("exchanged", "", ("", "clean", "certified", "falsified", "open"), (row,)).markdown()
 
 
+def instances(rows: Sequence[Mapping[str, str]]) -> str:
+    """How many instances of every network two verifiers have proven."""
+    table = []
+    for network in sorted({row["network"] for row in rows}):
+        own = [row for row in rows if row["network"] == network]
+        proven = [float(row["seconds"]) for row in own if row["buffet"] == "unsat"]
+        theirs = sum(row["alpha-beta-CROWN 2023"] == "unsat" for row in own)
+        numbers = (len(own), len(proven), theirs, f"{statistics.median(proven):.0f}", f"{max(proven):.0f}")
+        table.append((f"`{network}`", *map(str, numbers)))
+    header = ("network", "instances", "`buffet`", "alpha-beta-CROWN 2023", "median seconds", "most")
+    return Table("instances", "", header, tuple(table)).markdown()
+
+
 def drawn(page: str, tables: Mapping[str, str]) -> str:
     """A page with its tables in place: each stands between `<!-- NAME -->` and `<!-- end -->`."""
     for name, table in tables.items():
@@ -220,11 +236,13 @@ def keep(rows: Path, things: Iterable[Task]) -> None:
 def pages() -> dict[Path, str]:
     """All that is drawn from the rows that are kept."""
     tasks, cards, (found,) = read(ROWS), read(CARDS), read(EVALUATION)
+    asked = list(csv.DictReader(INSTANCES.read_text().splitlines()))
     tables = {"trained": trained(cards), "provable": provable(tasks), "exchanged": exchanged(found)}
     return {
         PAGE: page(tasks),
         MODELS: drawn(MODELS.read_text(), tables),
         README: drawn(README.read_text(), {"evaluated": told(found)}),
+        PROPERTIES: drawn(PROPERTIES.read_text(), {"instances": instances(asked)}),
     }
 
 

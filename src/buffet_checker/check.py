@@ -150,7 +150,7 @@ def _network(certificate: Certificate, model: Model) -> Network:
     """The network that a certificate is about; its files must be those of the model."""
     stored = certificate.program
     if isinstance(model, NetworkFile) != (stored is not None):
-        wanted = "the ONNX file" if stored is not None else "the checkpoint directory"
+        wanted = f"--model {'FILE.onnx' if stored is not None else 'DIRECTORY'}"
         raise BadInputError(f"{model.where}: the certificate is about another kind of model; give {wanted}")
     for name, value in model.hashes.items():
         if certificate.model[name] != value:
