@@ -16,6 +16,8 @@ NEAR = 0.9
 """A number of ours confirms a larger one of the paper that it reaches to this share."""
 POINT = 0.01
 """An accuracy confirms a range that it misses by less."""
+DEPTHS = 3
+"""So many numbers of layers make a trend in depth."""
 OPEN = "not measured yet"
 
 
@@ -163,7 +165,7 @@ def _depth(results: Results) -> Finding:
             if m.accuracy and _kind(m) != "tinybert"
             if (mean := results.mean_ratio(m.model, "crown-baf+o")) is not None
         )
-        if len(numbered) > 1:
+        if len(numbered) >= DEPTHS:
             told.append(f"{data}: " + ", ".join(f"{ratio(mean)} × at {layers}" for layers, mean in numbered))
             grows.append(numbered[-1][1] > numbered[0][1])
     if not told:
